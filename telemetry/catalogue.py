@@ -1,0 +1,458 @@
+"""The one list of every measurement and field: its kind, its type, its unit and its name in English and Chinese.
+
+Writing a field that this list does not hold is an error in tests (`check`) and is dropped and counted on the wire.
+The unit of a field is the suffix of its name; `unit_of` reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from telemetry.sample import Sample
+
+
+class Kind(StrEnum):
+    """How a field behaves over time, which decides how it is downsampled."""
+
+    GAUGE = "gauge"  # float; mean, min, max
+    COUNTER = "counter"  # grows since the source's start and may reset; last, rate
+    STATE = "state"  # small int; the largest in a bucket is shown
+    MASK = "mask"  # bit mask; OR-ed over a bucket
+    TEXT = "text"  # string; last
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    kind: Kind
+    type: type[float] | type[int] | type[str]
+    title_en: str
+    title_zh: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    name: str
+    tags: tuple[str, ...]  # beyond COMMON_TAGS
+    fields: Mapping[str, Field]
+    title_en: str
+    title_zh: str
+
+
+COMMON_TAGS = ("node", "rack", "circuit", "cluster", "origin")
+"""Tags any sample may carry. `origin` is absent on real samples and `simulated` on everything the simulator makes."""
+
+SIMULATED = "simulated"
+
+GPU_STATES = ("ok", "lost", "reset_required", "no_permission", "hung", "driver_mismatch", "absent")
+ALERT_STATES = ("resolved", "pending", "firing")
+REDUNDANCY_STATES = ("lost", "degraded", "full")
+
+UNITS: tuple[tuple[str, str], ...] = (
+    # longest suffix first: `_bytes_s` before `_s`
+    ("tokens_per_s", "tokens/s"),
+    ("_bytes_s", "B/s"),
+    ("_bytes", "B"),
+    ("_total", ""),
+    ("_pct", "%"),
+    ("_mhz", "MHz"),
+    ("_rpm", "rpm"),
+    ("_ms", "ms"),
+    ("_c", "°C"),
+    ("_w", "W"),
+    ("_j", "J"),
+    ("_a", "A"),
+    ("_v", "V"),
+    ("_s", "s"),
+)
+
+
+def unit_of(field: str) -> str:
+    """The unit that a field's name ends in, as printed on an axis; empty for pure numbers."""
+    for suffix, unit in UNITS:
+        if field.endswith(suffix):
+            return unit
+    return ""
+
+
+def _fields(kind: Kind, type_: type[float] | type[int] | type[str], table: str) -> dict[str, Field]:
+    """Rows of `name | English | Chinese`."""
+    made: dict[str, Field] = {}
+    for line in table.strip().splitlines():
+        name, title_en, title_zh = (part.strip() for part in line.split("|"))
+        made[name] = Field(name, kind, type_, title_en, title_zh)
+    return made
+
+
+def _gauges(table: str) -> dict[str, Field]:
+    return _fields(Kind.GAUGE, float, table)
+
+
+def _counters(table: str) -> dict[str, Field]:
+    return _fields(Kind.COUNTER, int, table)
+
+
+def _second_counters(table: str) -> dict[str, Field]:
+    return _fields(Kind.COUNTER, float, table)
+
+
+def _states(table: str) -> dict[str, Field]:
+    return _fields(Kind.STATE, int, table)
+
+
+def _masks(table: str) -> dict[str, Field]:
+    return _fields(Kind.MASK, int, table)
+
+
+def _texts(table: str) -> dict[str, Field]:
+    return _fields(Kind.TEXT, str, table)
+
+
+def _measurement(
+    name: str, tags: tuple[str, ...], title_en: str, title_zh: str, *groups: dict[str, Field]
+) -> Measurement:
+    fields: dict[str, Field] = {}
+    for group in groups:
+        fields |= group
+    return Measurement(name, tags, fields, title_en, title_zh)
+
+
+GPU = _measurement(
+    "gpu",
+    ("gpu", "uuid"),
+    "GPU",
+    "GPU",
+    _gauges("""
+        util_pct | GPU-Util | GPU 利用率
+        mem_util_pct | memory-controller util | 显存控制器利用率
+        sm_active_pct | SM active | SM 活跃率
+        dram_active_pct | DRAM active | DRAM 活跃率
+        tensor_active_pct | tensor active | 张量核活跃率
+        mem_used_bytes | GPU memory used | 显存已用
+        mem_total_bytes | GPU memory total | 显存总量
+        temp_c | GPU temperature | GPU 温度
+        mem_temp_c | memory temperature | 显存温度
+        temp_margin_c | margin to the temperature limit | 距温度上限余量
+        temp_limit_c | temperature limit | 温度上限
+        mem_temp_limit_c | memory temperature limit | 显存温度上限
+        power_w | power | 功率
+        power_limit_w | enforced power limit | 生效功率上限
+        power_limit_default_w | default power limit | 默认功率上限
+        power_limit_requested_w | requested power limit | 请求的功率上限
+        sm_clock_mhz | SM clock | SM 时钟
+        sm_clock_max_mhz | SM clock maximum | SM 最高时钟
+        mem_clock_mhz | memory clock | 显存时钟
+        mem_clock_max_mhz | memory clock maximum | 显存最高时钟
+        fan_pct | fan | 风扇
+        pcie_rx_bytes_s | PCIe receive | PCIe 接收
+        pcie_tx_bytes_s | PCIe transmit | PCIe 发送
+    """),
+    _states("""
+        pstate | performance state | 性能状态
+        pcie_gen | PCIe generation | PCIe 代
+        pcie_gen_max | PCIe generation maximum | PCIe 最高代
+        pcie_width | PCIe width | PCIe 宽度
+        pcie_width_max | PCIe width maximum | PCIe 最大宽度
+        processes | compute processes | 计算进程数
+        state | state | 状态
+        remap_pending | row remap pending | 行重映射待生效
+        remap_failed | row remap failed | 行重映射失败
+    """),
+    _masks("throttle_reasons | throttle reasons | 降频原因"),
+    _second_counters("""
+        energy_j | energy | 能耗
+        throttle_sw_power_s | time under the power cap | 功率上限降频时长
+        throttle_sw_thermal_s | time in software thermal slowdown | 软件过热降频时长
+        throttle_hw_thermal_s | time in hardware thermal slowdown | 硬件过热降频时长
+        throttle_hw_power_brake_s | time in power brake | 电源制动时长
+        throttle_sync_boost_s | time held by sync boost | 同步升频限制时长
+    """),
+    _counters("""
+        pcie_replays_total | PCIe replays | PCIe 重传
+        ecc_corrected_total | ECC corrected | ECC 已纠正
+        ecc_uncorrected_total | ECC uncorrected | ECC 未纠正
+        remapped_rows_total | remapped rows | 重映射行数
+        xid_total | XID errors | XID 错误
+    """),
+)
+
+ENGINE = _measurement(
+    "engine",
+    ("engine", "kind", "model", "gpus"),
+    "Engine",
+    "引擎",
+    _counters("""
+        generation_tokens_total | generated tokens | 生成 token 数
+        delivered_tokens_total | delivered tokens | 送达 token 数
+        prompt_tokens_total | prompt tokens | 提示 token 数
+        preemptions_total | preemptions | 抢占次数
+        requests_finished_total | requests finished | 完成请求
+        requests_failed_total | requests failed | 失败请求
+        requests_aborted_total | requests aborted | 中止请求
+        deadline_missed_total | deadlines missed | 错过期限
+        oom_total | out-of-memory events | 内存不足次数
+        steps_total | engine steps | 引擎步数
+        spec_drafted_total | drafted tokens | 草拟 token 数
+        spec_accepted_total | accepted draft tokens | 接受的草拟 token 数
+        prefix_queries_total | prefix-cache queries | 前缀缓存查询
+        prefix_hits_total | prefix-cache hits | 前缀缓存命中
+    """),
+    _gauges("""
+        tokens_per_s | output tokens/s | 输出 tokens/s
+        prompt_tokens_per_s | prompt tokens/s | 提示 tokens/s
+        requests_running | requests running | 运行中请求
+        requests_waiting | requests waiting | 排队请求
+        kv_used_pct | KV cache used | KV 缓存已用
+        kv_fragmentation_pct | KV cache fragmented | KV 缓存碎片
+        kv_blocks_count | KV blocks | KV 块总数
+        kv_blocks_free | KV blocks free | KV 空闲块
+        ttft_p50_s | time to first token p50 | 首 token 延迟 p50
+        ttft_p95_s | time to first token p95 | 首 token 延迟 p95
+        ttft_p99_s | time to first token p99 | 首 token 延迟 p99
+        itl_mean_s | inter-token latency mean | token 间隔均值
+        itl_p50_s | inter-token latency p50 | token 间隔 p50
+        itl_p99_s | inter-token latency p99 | token 间隔 p99
+        e2e_p99_s | request latency p99 | 请求延迟 p99
+        queue_p99_s | queue time p99 | 排队时间 p99
+        step_mean_s | step time mean | 步时均值
+        tokens_per_step | tokens per step | 每步 token 数
+        prompt_len_mean | prompt length mean | 提示长度均值
+        prompt_len_p50 | prompt length p50 | 提示长度 p50
+        prompt_len_p95 | prompt length p95 | 提示长度 p95
+        prompt_len_max | prompt length maximum | 提示长度最大值
+        output_len_mean | output length mean | 输出长度均值
+        output_len_p95 | output length p95 | 输出长度 p95
+        context_mean | context length mean | 上下文长度均值
+        mfu_pct | model FLOPs utilisation | 模型算力利用率
+        mbu_pct | model bandwidth utilisation | 模型带宽利用率
+        stats_age_s | age of the statistics | 统计数据年龄
+        uptime_s | uptime | 运行时长
+        probe_s | probe latency | 探测延迟
+    """),
+    _states("""
+        up | answers | 有应答
+        probe_ok | probe succeeded | 探测成功
+    """),
+    _texts("""
+        version | version | 版本
+        config_hash | configuration hash | 配置哈希
+        counter_style | counter style | 计数方式
+    """),
+)
+
+HOST = _measurement(
+    "host",
+    (),
+    "Host",
+    "主机",
+    _gauges("""
+        cpu_pct | CPU use | CPU 使用率
+        cpu_core_max_pct | busiest core | 最忙核心
+        load1 | load average 1 min | 1 分钟负载
+        mem_used_pct | memory used | 内存已用
+        swap_in_bytes_s | swap in | 换入
+        swap_out_bytes_s | swap out | 换出
+        iowait_pct | I/O wait | I/O 等待
+        psi_cpu_pct | CPU pressure | CPU 压力
+        psi_io_pct | I/O pressure | I/O 压力
+        psi_memory_pct | memory pressure | 内存压力
+        cgroup_throttled_pct | cgroup CPU throttled | cgroup CPU 限流
+        disk_busy_pct | disk busy | 磁盘忙
+        net_rx_bytes_s | network receive | 网络接收
+        net_tx_bytes_s | network transmit | 网络发送
+        clock_offset_s | clock offset | 时钟偏差
+        cpu_power_w | CPU power | CPU 功率
+    """),
+)
+
+PSU = _measurement(
+    "psu",
+    ("psu",),
+    "Power supply",
+    "电源模块",
+    _gauges("""
+        input_w | input power | 输入功率
+        output_w | output power | 输出功率
+        capacity_w | capacity | 额定容量
+        voltage_v | line voltage | 线电压
+    """),
+    _states("ok | healthy | 正常"),
+)
+
+POWER = _measurement(
+    "power",
+    (),
+    "Node power",
+    "节点供电",
+    _gauges("""
+        node_w | node power | 节点功率
+        capacity_w | PSU capacity | PSU 总容量
+        headroom_pct | PSU headroom | PSU 余量
+        headroom_redundant_pct | PSU headroom with one lost | 失一电源时余量
+        cap_w | node power cap | 节点功率上限
+    """),
+    _states("redundancy | redundancy | 冗余状态"),
+)
+
+THERMAL = _measurement(
+    "thermal",
+    (),
+    "Node cooling",
+    "节点散热",
+    _gauges("""
+        inlet_c | inlet air | 进风温度
+        exhaust_c | exhaust air | 出风温度
+        fan_min_rpm | slowest fan | 最慢风扇
+        fan_pct | fans | 风扇
+        coolant_c | coolant | 冷却液温度
+    """),
+)
+
+CIRCUIT = _measurement(
+    "circuit",
+    (),
+    "Circuit",
+    "回路",
+    _gauges("""
+        current_a | current | 电流
+        voltage_v | voltage | 电压
+        rating_a | breaker rating | 断路器额定
+        load_pct | load | 负载
+    """),
+)
+
+EVENT = _measurement(
+    "event",
+    ("kind", "subject"),
+    "Event",
+    "事件",
+    _texts("""
+        text | text | 说明
+        detail | detail | 详情
+    """),
+    _states("code | code | 代码"),
+)
+
+EVENT_KINDS = ("xid", "deploy", "config", "restart", "oom", "clock_step", "bmc", "gpu_lost")
+
+PAIR = _measurement(
+    "pair",
+    ("engine", "model", "gpus"),
+    "Pair",
+    "配对",
+    _gauges("""
+        output_pct | output, % of expected | 输出(占预期 %)
+        util_pct | utilisation | 利用率
+        tokens_per_s | output tokens/s | 输出 tokens/s
+        expected_tokens_per_s | expected tokens/s | 预期 tokens/s
+        expected_spread_pct | uncertainty of the expected value | 预期值不确定度
+    """),
+    _texts("""
+        effort | what utilisation is measured on | 利用率来源
+        baseline | where the expected value comes from | 预期值来源
+    """),
+)
+"""Written by triage: the two sides of the pair at one time. `effort` is `gpu` or `cpu`; `baseline` is `history`, `peers` or `warming`."""
+
+VERDICT = _measurement(
+    "verdict",
+    ("scope", "cause", "engine"),
+    "Verdict",
+    "判定",
+    _gauges("""
+        confidence | confidence | 置信度
+        loss_pct | loss | 损失
+    """),
+    _texts("""
+        summary | summary | 摘要
+        evidence | evidence | 证据
+    """),
+)
+
+ALERT = _measurement(
+    "alert",
+    ("alert", "severity", "engine"),
+    "Alert",
+    "告警",
+    _states("state | state | 状态"),
+    _texts("""
+        summary | summary | 摘要
+        fingerprint | fingerprint | 指纹
+    """),
+)
+
+AGENT = _measurement(
+    "agent",
+    (),
+    "Agent",
+    "代理",
+    _gauges("""
+        tick_ms | tick duration | 采样耗时
+        lag_s | delivery lag | 投递滞后
+        spool_bytes | spool size | 缓存大小
+        rss_bytes | resident memory | 常驻内存
+    """),
+    _counters("""
+        dropped_total | samples dropped | 丢弃样本
+        errors_gpu_total | GPU collector errors | GPU 采集错误
+        errors_engine_total | engine collector errors | 引擎采集错误
+        errors_host_total | host collector errors | 主机采集错误
+        errors_delivery_total | delivery errors | 投递错误
+    """),
+    _second_counters("cpu_s | CPU time | CPU 时间"),
+)
+
+MEASUREMENTS: Mapping[str, Measurement] = {
+    m.name: m for m in (GPU, ENGINE, HOST, PSU, POWER, THERMAL, CIRCUIT, EVENT, PAIR, VERDICT, ALERT, AGENT)
+}
+
+
+def field(measurement: str, name: str) -> Field:
+    """The catalogue's entry; KeyError with the full name when there is none."""
+    try:
+        return MEASUREMENTS[measurement].fields[name]
+    except KeyError:
+        raise KeyError(f"{measurement}.{name} is not in the catalogue") from None
+
+
+def title(measurement: str, name: str, language: str) -> str:
+    """What a person reads for a field, without its unit."""
+    entry = field(measurement, name)
+    return entry.title_zh if language == "zh" else entry.title_en
+
+
+def problems(sample: Sample) -> list[str]:
+    """What is wrong with a sample by this catalogue, one phrase each; empty when nothing is.
+
+    Checks names, tags, types, finite gauges and the signed 64-bit range of ints.
+    """
+    known = MEASUREMENTS.get(sample.measurement)
+    if known is None:
+        return [f"unknown measurement {sample.measurement!r}"]
+    found = [f"unknown tag {tag!r}" for tag in sample.tags if tag not in COMMON_TAGS and tag not in known.tags]
+    if "node" not in sample.tags:
+        found.append("tag 'node' is missing")
+    if not sample.fields:
+        found.append("no fields")
+    for name, value in sample.fields.items():
+        entry = known.fields.get(name)
+        if entry is None:
+            found.append(f"unknown field {name!r}")
+        elif isinstance(value, bool) or not isinstance(value, entry.type):
+            found.append(f"field {name!r} is {type(value).__name__}, not {entry.type.__name__}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            found.append(f"field {name!r} is not finite")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            found.append(f"field {name!r} is beyond 64 bits")
+    return found
+
+
+def check(sample: Sample) -> Sample:
+    """The sample itself, or ValueError that lists its problems."""
+    found = problems(sample)
+    if found:
+        raise ValueError(f"{sample.measurement}: {'; '.join(found)}")
+    return sample

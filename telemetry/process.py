@@ -1,0 +1,50 @@
+"""Being a well-behaved process: say when ready, stop when told, don't outlive the parent. Shared by every daemon of the house."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import threading
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def notify(**state: str) -> bool:
+    """Tell the supervisor (systemd, or `pairscope up`) about this process by the sd_notify protocol.
+
+    notify(READY="1", STATUS="serving"); returns False when nobody asked (no NOTIFY_SOCKET) or the socket is gone.
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return False
+    message = "\n".join(f"{name}={value}" for name, value in state.items())
+    target = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.sendto(message.encode(), target)
+    except OSError:
+        return False
+    return True
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to send SIGTERM to this process when its parent dies, however it dies (Linux; elsewhere nothing).
+
+    Call it first thing in a child. The kernel ties this to the parent *thread*, so start children from a long-lived one.
+    """
+    if os.uname().sysname == "Linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM and SIGINT set. Call from the main thread, once."""
+    stopping = threading.Event()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    return stopping

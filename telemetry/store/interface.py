@@ -1,0 +1,83 @@
+"""What every store can do, and the types it answers with. The backends are siblings of this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from telemetry.sample import Sample
+
+Where = Mapping[str, str | Sequence[str]]
+"""Tag conditions, all of which must hold: a value, or any of several values."""
+
+
+class StoreError(Exception):
+    """The store can't do what was asked. The message is one line: the target, what is wrong, and the remedy."""
+
+
+class StoreDown(StoreError):
+    """The store can't be reached or is busy for now; the same call may succeed later. Nothing was half-written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A sample the store refused for good; the others of its batch are stored."""
+
+    sample: Sample
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of one series over uniform time buckets.
+
+    `values[i]` belongs to the bucket [start_ns + i*step_ns, start_ns + (i+1)*step_ns); None where nothing was recorded.
+    """
+
+    tags: Mapping[str, str]
+    field: str
+    values: list[float | None]
+
+
+class Store(Protocol):
+    """The interface. Times are wall nanoseconds. All methods raise StoreError on failure."""
+
+    url: str
+
+    def write(self, samples: Sequence[Sample]) -> list[Rejected]:
+        """Store all samples or raise; same measurement, tags and time overwrite and merge fields (replay is harmless)."""
+
+    def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
+        """The newest sample of each series not older than `since_ns`, with the time it was taken."""
+
+    def samples(
+        self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
+    ) -> list[Sample]:
+        """Raw samples with start_ns <= time < end_ns, oldest first; with `limit`, the newest `limit` of them."""
+
+    def range(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        aggregate: str = "auto",
+        where: Where | None = None,
+    ) -> list[Column]:
+        """Downsampled columns, one per series and field, over buckets aligned to multiples of `step_ns`.
+
+        `aggregate`: auto (by the catalogue's kind: gauge mean, counter last, state max, mask or), mean, min, max, last,
+        rate (per second, of a counter, resets count from zero), or (bits). Text fields can't be ranged: ValueError.
+        The first bucket is the one that holds `start_ns`; the last one ends at or after `end_ns`.
+        """
+
+    def series(self, measurement: str, *, since_ns: int = 0) -> list[Mapping[str, str]]:
+        """The tag sets that have a sample at or after `since_ns`."""
+
+    def prune(self, before_ns: Mapping[str, int]) -> int:
+        """Delete raw samples older than the given time per measurement ("*" for the rest); how many went."""
+
+    def close(self) -> None: ...
