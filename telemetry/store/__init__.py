@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from telemetry.store.interface import Column, Rejected, Store, StoreDown, StoreError, Where
-from telemetry.store.sqlite import SqliteStore
 
-BACKENDS: Mapping[str, Callable[[str], Store]] = {
-    "sqlite": SqliteStore,
-}
+BACKENDS: Mapping[str, Callable[[str], Store]] = {}
 
 
 def open_store(url: str) -> Store:
