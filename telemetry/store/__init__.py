@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from telemetry.store.interface import Column, Rejected, Store, StoreDown, StoreError, Where
+from telemetry.store.sqlite import SqliteStore
 
-BACKENDS: Mapping[str, Callable[[str], Store]] = {}
+BACKENDS: Mapping[str, Callable[[str], Store]] = {"sqlite": SqliteStore}
 
 
 def open_store(url: str) -> Store:

@@ -1,1 +1,347 @@
 """The embedded store: one SQLite file in WAL mode, one wide row per device and time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any
+
+from telemetry import catalogue
+from telemetry.sample import Sample, Value
+from telemetry.store.admission import admit
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, matches, order
+from telemetry.store.interface import Column, Rejected, StoreError, Where
+from telemetry.store.sqlite_file import Damaged, DatabaseFile
+
+_SQL_TYPES: Mapping[type, str] = {float: "REAL", int: "INTEGER", str: "TEXT"}
+_PRUNE_NS = 3600 * 10**9
+_PRUNE_SERIES = 8
+"""A deletion takes an hour of so many series at a time: about 30,000 rows, 0.1 s, so that writers and readers get their turns."""
+_MOST = 2**63 - 1
+
+
+class SqliteStore:
+    """A `Store` in one file, `sqlite:///path/to/store.db`. Threads and processes may share the file for reading and writing.
+
+    Each measurement is a table of rows (series, time_ns, fields...) in the order of its primary key, so that one series over a time
+    is one read; fields that the catalogue gains become columns when they are first written. Durable against a crash of the
+    process; a power cut may take the last seconds, which the spool sends again.
+    """
+
+    def __init__(self, url: str) -> None:
+        path = url.removeprefix("sqlite://")
+        if path == url or not path or path.endswith("/"):
+            raise StoreError(f"store {url!r}: names no file; use sqlite:///folder/store.db")
+        self.url = url
+        self._file = DatabaseFile(Path(path))
+        # what the writer knows of the file; valid for one generation of it, touched under its write lock only
+        self._generation = -1
+        self._columns: dict[str, frozenset[str]] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+
+    def close(self) -> None:
+        self._file.close()
+
+    # --- writing
+
+    def write(self, samples: Sequence[Sample]) -> list[Rejected]:
+        admitted, refused = admit(samples)
+        if admitted:
+            try:
+                self._write(admitted)
+            except Damaged as error:
+                self._file.set_aside(str(error))
+                self._write(admitted)
+        return refused
+
+    def _write(self, samples: Sequence[Sample]) -> None:
+        with self._file.writing() as connection:
+            if self._generation != self._file.generation:
+                self._columns, self._ids = {}, {}
+                self._generation = self._file.generation
+            try:
+                for measurement, names, rows in self._batches(connection, samples):
+                    self._ensure_columns(connection, measurement, names)
+                    connection.executemany(_upsert(measurement, names), rows)
+            except BaseException:
+                self._generation = -1  # ids and columns of a transaction that never was
+                raise
+
+    def _batches(
+        self, connection: Connection, samples: Iterable[Sample]
+    ) -> Iterable[tuple[str, tuple[str, ...], list[list[Value]]]]:
+        """Rows grouped by the columns they fill; two samples of one series and time keep their order."""
+        groups: dict[tuple[str, tuple[str, ...]], list[list[Value]]] = {}
+        placed: dict[tuple[int, int], tuple[str, tuple[str, ...]]] = {}
+        for sample in samples:
+            key = (sample.measurement, tuple(sample.fields))
+            series = self._series_id(connection, sample.measurement, sample.tags)
+            if placed.setdefault((series, sample.time_ns), key) != key:
+                for (measurement, names), rows in groups.items():
+                    yield measurement, names, rows
+                groups, placed = {}, {(series, sample.time_ns): key}
+            groups.setdefault(key, []).append([series, sample.time_ns, *sample.fields.values()])
+        for (measurement, names), rows in groups.items():
+            yield measurement, names, rows
+
+    def _series_id(self, connection: Connection, measurement: str, tags: Mapping[str, str]) -> int:
+        text = _tags_text(tags)
+        known = self._ids.get((measurement, text))
+        if known is not None:
+            return known
+        key = (measurement, text)
+        connection.execute("INSERT OR IGNORE INTO series (measurement, tags) VALUES (?, ?)", key)
+        row = connection.execute("SELECT id FROM series WHERE measurement = ? AND tags = ?", key).fetchone()
+        self._ids[key] = int(row[0])
+        return self._ids[key]
+
+    def _ensure_columns(self, connection: Connection, measurement: str, names: Iterable[str]) -> None:
+        if self._columns.get(measurement, frozenset()).issuperset(names):
+            return
+        fields = catalogue.MEASUREMENTS[measurement].fields
+        have = _columns_of(connection, measurement)
+        if not have:
+            columns = "".join(f', "{field.name}" {_SQL_TYPES[field.type]}' for field in fields.values())
+            connection.execute(
+                f'CREATE TABLE "{_table(measurement)}" (series INTEGER NOT NULL, time_ns INTEGER NOT NULL{columns}, '
+                "PRIMARY KEY (series, time_ns)) WITHOUT ROWID"
+            )
+            have = frozenset(fields)
+        for name in names:
+            if name not in have:
+                connection.execute(
+                    f'ALTER TABLE "{_table(measurement)}" ADD COLUMN "{name}" {_SQL_TYPES[fields[name].type]}'
+                )
+        self._columns[measurement] = have | set(names)
+
+    def prune(self, before_ns: Mapping[str, int]) -> int:
+        removed = 0
+        for measurement in catalogue.MEASUREMENTS:
+            limit = before_ns.get(measurement, before_ns.get("*"))
+            if limit is not None:
+                removed += self._prune(measurement, limit)
+        return removed
+
+    def _prune(self, measurement: str, limit_ns: int) -> int:
+        with self._file.reading() as connection:
+            if not _columns_of(connection, measurement):
+                return 0
+            ids = iter(self._series(connection, measurement, None))
+        removed = 0
+        while some := list(islice(ids, _PRUNE_SERIES)):
+            place = 0
+            while True:
+                with self._file.writing() as connection:
+                    oldest = connection.execute(
+                        f'SELECT min(t) FROM (SELECT (SELECT min(time_ns) FROM "{_table(measurement)}" '
+                        f"WHERE series = id AND time_ns >= ?) AS t FROM series WHERE id IN {_in(some)})",
+                        (place,),
+                    ).fetchone()[0]
+                    if oldest is None or oldest >= limit_ns:
+                        break
+                    place = min(oldest + _PRUNE_NS, limit_ns)
+                    removed += connection.execute(
+                        f'DELETE FROM "{_table(measurement)}" WHERE series IN {_in(some)} AND time_ns < ?', (place,)
+                    ).rowcount
+                    connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
+        return removed
+
+    # --- reading
+
+    def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
+        with self._file.reading() as connection:
+            names = self._readable(connection, measurement)
+            if not names:
+                return []
+            series = self._series(connection, measurement, where)
+            rows = connection.execute(
+                f"SELECT d.series, d.time_ns{_select(names)} FROM series AS s "
+                f'JOIN "{_table(measurement)}" AS d ON d.series = s.id AND d.time_ns = '
+                f'(SELECT max(time_ns) FROM "{_table(measurement)}" WHERE series = s.id) '
+                f"WHERE s.id IN {_in(series)} AND d.time_ns >= ?",
+                (since_ns,),
+            ).fetchall()
+        return sorted(_to_samples(measurement, names, rows, series), key=lambda sample: order(sample.tags))
+
+    def samples(
+        self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
+    ) -> list[Sample]:
+        with self._file.reading() as connection:
+            names = self._readable(connection, measurement)
+            if not names:
+                return []
+            series = self._series(connection, measurement, where)
+            rows = connection.execute(
+                f'SELECT series, time_ns{_select(names)} FROM "{_table(measurement)}" '
+                f"WHERE series IN {_in(series)} AND time_ns >= ? AND time_ns < ? ORDER BY time_ns DESC LIMIT ?",
+                (start_ns, min(end_ns, _MOST), -1 if limit is None else limit),
+            ).fetchall()
+        found = _to_samples(measurement, names, rows, series)
+        return sorted(found, key=lambda sample: (sample.time_ns, order(sample.tags)))
+
+    def range(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        aggregate: str = "auto",
+        where: Where | None = None,
+    ) -> list[Column]:
+        chosen = aggregates(measurement, fields, aggregate)
+        over = buckets(start_ns, end_ns, step_ns)
+        columns = Columns(over, fields)
+        with self._file.reading() as connection:
+            have = set(self._readable(connection, measurement))
+            series = self._series(connection, measurement, where) if have else {}
+            plain = {name: how for name, how in chosen.items() if name in have and how in ("mean", "min", "max")}
+            if plain:
+                rows = connection.execute(_sql_plain(measurement, plain, series, over))
+                for row in rows:
+                    for name, value in zip(plain, row[2:], strict=True):
+                        if value is not None:
+                            columns.put(series[row[0]], name, row[1], value)
+            for name, how in chosen.items():
+                if name in have and name not in plain:
+                    for row in connection.execute(_SQL_ONE[how](measurement, name, series, over)):
+                        value = _join_bits(row[2]) if how == "or" else row[2]
+                        columns.put(series[row[0]], name, row[1], value)
+        return columns.answer()
+
+    def series(self, measurement: str, *, since_ns: int = 0) -> list[Mapping[str, str]]:
+        with self._file.reading() as connection:
+            if not self._readable(connection, measurement):
+                return []
+            series = self._series(connection, measurement, None)
+            rows = connection.execute(
+                f"SELECT id FROM series WHERE id IN {_in(series)} AND "
+                f'(SELECT max(time_ns) FROM "{_table(measurement)}" WHERE series = id) >= ?',
+                (since_ns,),
+            ).fetchall()
+        return sorted((series[row[0]] for row in rows), key=order)
+
+    def _readable(self, connection: Connection, measurement: str) -> list[str]:
+        """The catalogue's fields that the table has; none when there is no table yet. ValueError for an unknown measurement."""
+        if measurement not in catalogue.MEASUREMENTS:
+            raise ValueError(f"unknown measurement {measurement!r}")
+        have = _columns_of(connection, measurement)
+        return [name for name in catalogue.MEASUREMENTS[measurement].fields if name in have]
+
+    def _series(self, connection: Connection, measurement: str, where: Where | None) -> dict[int, Mapping[str, str]]:
+        found: dict[int, Mapping[str, str]] = {}
+        for number, text in connection.execute("SELECT id, tags FROM series WHERE measurement = ?", (measurement,)):
+            tags = _tags_of(text)
+            if matches(tags, where):
+                found[number] = tags
+        return found
+
+
+def _table(measurement: str) -> str:
+    return f"raw_{measurement}"
+
+
+def _tags_text(tags: Mapping[str, str]) -> str:
+    return json.dumps(dict(sorted(tags.items())), ensure_ascii=False, separators=(",", ":"))
+
+
+@lru_cache(maxsize=65536)
+def _tags_of(text: str) -> Mapping[str, str]:
+    tags: dict[str, str] = json.loads(text)
+    return tags
+
+
+def _columns_of(connection: Connection, measurement: str) -> frozenset[str]:
+    rows = connection.execute(f'PRAGMA table_info("{_table(measurement)}")').fetchall()
+    return frozenset(str(row[1]) for row in rows) - {"series", "time_ns"}
+
+
+def _upsert(measurement: str, names: Sequence[str]) -> str:
+    columns = "".join(f', "{name}"' for name in names)
+    merged = ", ".join(f'"{name}" = excluded."{name}"' for name in names)
+    return (
+        f'INSERT INTO "{_table(measurement)}" (series, time_ns{columns}) VALUES (?, ?{", ?" * len(names)}) '
+        f"ON CONFLICT (series, time_ns) DO UPDATE SET {merged}"
+    )
+
+
+def _in(series: Iterable[int]) -> str:
+    return f"({','.join(map(str, series))})"
+
+
+def _select(names: Iterable[str]) -> str:
+    return "".join(f', "{name}"' for name in names)
+
+
+def _to_samples(
+    measurement: str, names: Sequence[str], rows: Iterable[Sequence[Any]], series: Mapping[int, Mapping[str, str]]
+) -> list[Sample]:
+    return [
+        Sample(
+            measurement,
+            series[row[0]],
+            {name: value for name, value in zip(names, row[2:], strict=True) if value is not None},
+            row[1],
+        )
+        for row in rows
+    ]
+
+
+def _within(series: Iterable[int], over: Buckets, lookback_ns: int = 0) -> str:
+    return f"series IN {_in(series)} AND time_ns >= {over.first_ns - lookback_ns} AND time_ns < {over.end_ns}"
+
+
+def _bucket(over: Buckets) -> str:
+    return f"(time_ns - {over.first_ns}) / {over.step_ns}"
+
+
+def _sql_plain(measurement: str, chosen: Mapping[str, str], series: Iterable[int], over: Buckets) -> str:
+    functions = {"mean": "avg", "min": "min", "max": "max"}
+    values = ", ".join(f'{functions[how]}("{name}")' for name, how in chosen.items())
+    return (
+        f'SELECT series, {_bucket(over)} AS bucket, {values} FROM "{_table(measurement)}" '
+        f"WHERE {_within(series, over)} GROUP BY series, bucket"
+    )
+
+
+def _sql_last(measurement: str, name: str, series: Iterable[int], over: Buckets) -> str:
+    # a bare column beside max() is that of the row that holds the maximum: sqlite.org/lang_select.html
+    return (
+        f'SELECT series, {_bucket(over)} AS bucket, "{name}", max(time_ns) FROM "{_table(measurement)}" '
+        f'WHERE {_within(series, over)} AND "{name}" IS NOT NULL GROUP BY series, bucket'
+    )
+
+
+def _sql_or(measurement: str, name: str, series: Iterable[int], over: Buckets) -> str:
+    return (
+        f'SELECT series, {_bucket(over)} AS bucket, group_concat(DISTINCT "{name}") FROM "{_table(measurement)}" '
+        f'WHERE {_within(series, over)} AND "{name}" IS NOT NULL GROUP BY series, bucket'
+    )
+
+
+def _join_bits(masks: str | int) -> int:
+    joined = 0
+    for mask in str(masks).split(","):
+        joined |= int(mask)
+    return joined
+
+
+def _sql_rate(measurement: str, name: str, series: Iterable[int], over: Buckets) -> str:
+    # the rule of buckets.rates, in SQL
+    return (
+        f"SELECT series, {_bucket(over)} AS bucket, "
+        "sum(CASE WHEN v >= v0 THEN 1.0 * v - v0 ELSE 1.0 * v END) / (sum(time_ns - t0) / 1e9) FROM ("
+        f'SELECT series, time_ns, "{name}" AS v, lag("{name}") OVER w AS v0, lag(time_ns) OVER w AS t0 '
+        f'FROM "{_table(measurement)}" WHERE {_within(series, over, over.lookback_ns)} AND "{name}" IS NOT NULL '
+        "WINDOW w AS (PARTITION BY series ORDER BY time_ns)) "
+        f"WHERE t0 IS NOT NULL AND time_ns - t0 <= {over.lookback_ns} AND time_ns >= {over.first_ns} "
+        "GROUP BY series, bucket"
+    )
+
+
+_SQL_ONE = {"last": _sql_last, "or": _sql_or, "rate": _sql_rate}

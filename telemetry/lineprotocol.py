@@ -1,0 +1,235 @@
+"""Samples as InfluxDB line protocol with nanosecond times: the form on the wire, in the spool and in recordings.
+
+What can't be written so that every reader understands it alike is refused with a ValueError that names it: control characters,
+names and tag values that end in a backslash, NaN and infinities, ints beyond 64 bits. An empty tag value is the same as no tag.
+Source of the grammar: InfluxDB 1.x line protocol reference; in names and tags a backslash escapes only the separators.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, cast
+
+from telemetry.sample import Sample, Value
+
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_RESERVED = frozenset({"time"})  # InfluxDB's name of the time column
+
+# one name: ordinary characters, an escaped separator, or a backslash that escapes nothing
+_MEASUREMENT = re.compile(r"((?:[^\\, ]|\\[, ]|\\(?![, ]))+)")
+_TAG = re.compile(r",((?:[^\\,= ]|\\[,= ]|\\(?![,= ]))+)=((?:[^\\,= ]|\\[,= ]|\\(?![,= ]))+)")
+_FIELD = re.compile(r'((?:[^\\,= ]|\\[,= ]|\\(?![,= ]))+)=(?:"((?:[^"\\]|\\.)*)"|([^,\s"]+))', re.DOTALL)
+_TIME = re.compile(r" +(-?[0-9]{1,20}) *$")
+_INT = re.compile(r"([+-]?[0-9]{1,20})[iu]")
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+_BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "false": 0, "False": 0, "FALSE": 0}
+
+
+def printable(text: str) -> str:
+    """`text` with every control character and lone surrogate turned into a space, so that `encode` takes it."""
+    return _UNPRINTABLE.sub(" ", text)
+
+
+def encode(sample: Sample) -> str:
+    """One line, without its newline. ValueError names the measurement and what can't be written."""
+    head = _head(sample.measurement, tuple(sample.tags.items()))
+    body = ",".join([_field(sample.measurement, name, value) for name, value in sample.fields.items()])
+    if not body:
+        raise ValueError(f"{sample.measurement}: no fields")
+    if not INT_MIN < sample.time_ns <= INT_MAX:
+        raise ValueError(f"{sample.measurement}: time {sample.time_ns} ns is beyond 64 bits")
+    return f"{head} {body} {sample.time_ns}"
+
+
+def encode_many(samples: Iterable[Sample]) -> str:
+    """All lines, each with its newline. ValueError as `encode`."""
+    return "".join([f"{encode(sample)}\n" for sample in samples])
+
+
+def decode(line: str) -> Sample:
+    """The sample of one line. ValueError says what is wrong. Booleans come back as 1 and 0, unsigned ints as ints."""
+    line = line.rstrip("\r\n")
+    found = _MEASUREMENT.match(line)
+    if found is None or line.startswith("#"):
+        raise ValueError("no measurement")
+    measurement = _unescape(found[1], ", ")
+    place = found.end()
+    tags: dict[str, str] = {}
+    while found := _TAG.match(line, place):
+        tags[_unescape(found[1], ",= ")] = _unescape(found[2], ",= ")
+        place = found.end()
+    if line[place : place + 1] != " ":
+        raise ValueError(f"column {place + 1}: expected tag=value or a space")
+    place = len(line) - len(line[place:].lstrip(" "))
+    fields: dict[str, Value] = {}
+    while found := _FIELD.match(line, place):
+        name = _unescape(found[1], ",= ")
+        fields[name] = _text(found[2]) if found[2] is not None else _number(name, found[3])
+        place = found.end()
+        if line[place : place + 1] != ",":
+            break
+        place += 1
+    if not fields or line[place - 1 : place] == ",":
+        raise ValueError(f"column {place + 1}: expected field=value")
+    time = _TIME.match(line, place)
+    if time is None:
+        raise ValueError(f"column {place + 1}: expected a time in nanoseconds")
+    time_ns = int(time[1])
+    if not INT_MIN < time_ns <= INT_MAX:
+        raise ValueError(f"time {time_ns} ns is beyond 64 bits")
+    return Sample(measurement, tags, fields, time_ns)
+
+
+@lru_cache(maxsize=16384)
+def _head(measurement: str, tags: tuple[tuple[str, str], ...]) -> str:
+    head = _name(measurement, ", ", "measurement")
+    if measurement.startswith("#"):
+        raise ValueError(f"measurement {measurement!r} starts a comment")
+    for name, value in sorted(tags):
+        if value:
+            if name in _RESERVED:
+                raise ValueError(f"{measurement}: tag {name!r} is a reserved name")
+            head += f",{_name(name, ',= ', 'tag name')}={_name(value, ',= ', f'tag {name!r}')}"
+    return head
+
+
+@lru_cache(maxsize=4096)
+def _key(name: str) -> str:
+    if name in _RESERVED:
+        raise ValueError(f"field {name!r} is a reserved name")
+    return _name(name, ",= ", "field name")
+
+
+def _name(text: str, separators: str, what: str) -> str:
+    if not text:
+        raise ValueError(f"{what} is empty")
+    if _UNPRINTABLE.search(text):
+        raise ValueError(f"{what} {text!r} holds a control character")
+    if text.endswith("\\"):
+        raise ValueError(f"{what} {text!r} ends in a backslash, which would hide the next separator")
+    for separator in separators:
+        text = text.replace(separator, "\\" + separator)
+    return text
+
+
+def _field(measurement: str, name: str, value: Value) -> str:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{measurement}: field {name!r} is {value}, not a finite number")
+        return f"{_key(name)}={float(value)!r}"
+    if isinstance(value, bool):
+        raise ValueError(f"{measurement}: field {name!r} is a bool; flags are 0 or 1")
+    if isinstance(value, int):
+        if not INT_MIN <= value <= INT_MAX:
+            raise ValueError(f"{measurement}: field {name!r} is {value}, beyond 64 bits")
+        return f"{_key(name)}={int(value)}i"
+    if isinstance(value, str):
+        if _UNPRINTABLE.search(value):
+            raise ValueError(f"{measurement}: field {name!r} holds a control character")
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'{_key(name)}="{quoted}"'
+    raise ValueError(f"{measurement}: field {name!r} is {type(value).__name__}, not a number or text")
+
+
+def _unescape(text: str, separators: str) -> str:
+    if "\\" in text:
+        for separator in separators:
+            text = text.replace("\\" + separator, separator)
+    return text
+
+
+def _text(text: str) -> str:
+    return re.sub(r'\\(["\\])', r"\1", text) if "\\" in text else text
+
+
+def _number(name: str, text: str) -> float | int:
+    if whole := _INT.fullmatch(text):
+        value = int(whole[1])
+        if not INT_MIN <= value <= INT_MAX:
+            raise ValueError(f"field {name!r} is {value}, beyond 64 bits")
+        return value
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if math.isinf(number):
+            raise ValueError(f"field {name!r} is {text}, beyond the range of a float")
+        return number
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    raise ValueError(f"field {name!r}: {text[:40]!r} is not a number, a quoted text or a boolean")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line that could not be read."""
+
+    line: int  # from 1
+    reason: str
+
+
+class Recording:
+    """An iterator over the samples of a recording. Bad lines are counted, the first of them described, and passed over."""
+
+    MAX_LINE_BYTES = 8 << 20
+    MAX_PROBLEMS = 100
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.lines = 0
+        self.bad_lines = 0
+        self.problems: list[Problem] = []  # the first MAX_PROBLEMS
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        return self
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self
+
+    def __next__(self) -> Sample:
+        while raw := self._file.readline(self.MAX_LINE_BYTES):
+            self.lines += 1
+            if len(raw) == self.MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                self._skip_line()
+                self._bad(f"longer than {self.MAX_LINE_BYTES} bytes")
+                continue
+            text = raw.strip()
+            if not text or text.startswith(b"#"):
+                continue
+            try:
+                return decode(raw.decode("utf-8"))
+            except ValueError as error:  # UnicodeDecodeError is one
+                self._bad("not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error))
+        self._file.close()
+        raise StopIteration
+
+    def _skip_line(self) -> None:
+        while (piece := self._file.readline(self.MAX_LINE_BYTES)) and not piece.endswith(b"\n"):
+            pass
+
+    def _bad(self, reason: str) -> None:
+        self.bad_lines += 1
+        if len(self.problems) < self.MAX_PROBLEMS:
+            self.problems.append(Problem(self.lines, reason))
+
+
+def read(source: str | Path | IO[bytes] | IO[str]) -> Recording:
+    """The samples of a recording: a path (`.gz` too) or an open file. OSError if it can't be opened.
+
+    After the iteration, `bad_lines` and `problems` say what could not be read.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        return Recording(cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb"))
+    if isinstance(source, io.TextIOBase):
+        buffer = getattr(source, "buffer", None)
+        return Recording(buffer if buffer is not None else io.BytesIO(source.read().encode("utf-8", "surrogatepass")))
+    return Recording(cast(IO[bytes], source))

@@ -1,0 +1,312 @@
+"""The file of the embedded store: opening, connections for many threads and processes, and what to do when it is damaged.
+
+Source of the rules about WAL, read-only openings and moved files: sqlite.org/wal.html and howtocorrupt.html.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from telemetry.store.interface import StoreDown, StoreError
+
+log = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x50616972  # "Pair", in the file's header: tells our files from others' databases
+SCHEMA_VERSION = 1
+BUSY_S = 5.0
+_MAGIC = b"SQLite format 3\0"
+_IDLE_CONNECTIONS = 8
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS series (
+    id INTEGER PRIMARY KEY,
+    measurement TEXT NOT NULL,
+    tags TEXT NOT NULL,
+    UNIQUE (measurement, tags)
+)
+"""
+
+
+class Damaged(StoreError):
+    """The file's content is broken; `set_aside` makes room for a new one."""
+
+
+class DatabaseFile:
+    """One SQLite file in WAL mode. Any number of threads and processes read and write it at once.
+
+    Where this user may only read, it is opened read-only, also when no writer runs. StoreError says why it can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writable = True
+        self.generation = 0  # grows when the file was replaced: whatever was remembered of it is void
+        self._write_lock = threading.RLock()
+        self._lock = threading.Lock()  # guards the fields below
+        self._idle: list[sqlite3.Connection] = []
+        self._writer: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._closed = False
+        self._open()
+
+    # --- opening
+
+    def _open(self) -> None:
+        path = self.path
+        try:
+            if path.is_dir():
+                raise StoreError(f"store {path}: is a folder; name a file in it")
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            kind = self._kind()
+        except PermissionError as error:
+            raise StoreError(f"store {path}: no permission for {error.filename}; {self._remedy()}") from None
+        except OSError as error:
+            raise StoreError(f"store {path}: {error.strerror or error}") from None
+        if kind == "foreign":
+            raise StoreError(f"store {path}: is not a PairScope store; name another file, or move this one away")
+        folder_writable = os.access(path.parent, os.W_OK | os.X_OK)
+        self.writable = folder_writable and (not path.exists() or os.access(path, os.W_OK))
+        if not self.writable:
+            if not path.exists():
+                raise StoreError(f"store {path}: the folder can't be written by this user; {self._remedy()}")
+            self._check_schema()
+            return
+        if kind == "damaged":
+            self._replace("its first page is not that of a database")
+        try:
+            self._initialise()
+        except Damaged as error:
+            self._replace(str(error))
+            self._initialise()
+
+    def _remedy(self) -> str:
+        return f"let uid {os.getuid()} write in {self.path.parent}, or name another place"
+
+    def _kind(self) -> str:
+        """new, ours (perhaps), damaged, or foreign: a file that never was a database must not be moved away."""
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            return "new"
+        with self.path.open("rb") as file:
+            head = file.read(16)
+        if head == _MAGIC:
+            return "ours"
+        had_wal = self.path.with_name(self.path.name + "-wal").exists()
+        return "damaged" if had_wal or not head.strip(b"\0") else "foreign"
+
+    def _initialise(self) -> None:
+        with self._folder_lock(), self._translated():
+            connection = self._connect()
+            try:
+                connection.execute("PRAGMA page_size=8192")
+                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("BEGIN IMMEDIATE")
+                self._check_version(connection)
+                connection.execute(_SCHEMA)
+                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.close()
+                raise
+            self._identity = self._on_disk()
+            self._writer = connection
+
+    def _check_schema(self) -> None:
+        with self.reading() as connection:
+            self._check_version(connection)
+
+    def _check_version(self, connection: sqlite3.Connection) -> None:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and application != APPLICATION_ID:
+            raise StoreError(f"store {self.path}: is another program's database; name another file")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"store {self.path}: has layout {version}, this version knows {SCHEMA_VERSION}; update PairScope"
+            )
+
+    def _connect(self) -> sqlite3.Connection:
+        mode = "rwc"
+        if not self.writable:
+            # without a writer there may be no -shm file, and a reader can't make one: then nothing changes, so read it as it is
+            mode = "ro" if self._has_wal() else "ro&immutable=1"
+        connection = sqlite3.connect(
+            f"file:{quote(str(self.path))}?mode={mode}",
+            uri=True,
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute("PRAGMA cache_size=-16384")
+        connection.execute("PRAGMA journal_size_limit=67108864")
+        return connection
+
+    def _has_wal(self) -> bool:
+        wal = self.path.with_name(self.path.name + "-wal")
+        return wal.exists() and wal.stat().st_size > 0
+
+    def _on_disk(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    @contextlib.contextmanager
+    def _folder_lock(self) -> Iterator[None]:
+        """Two processes must not make or replace the file at once. Where the folder can't be locked, SQLite's own locks remain."""
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    # --- use
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection inside a read transaction: all queries see one state. Many threads may read at once."""
+        self._follow()
+        with self._translated():
+            with self._lock:
+                self._refuse_closed()
+                connection = self._idle.pop() if self._idle else None
+                generation = self.generation
+            connection = connection or self._connect()
+            try:
+                connection.execute("BEGIN")
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.close()
+                raise
+            with self._lock:
+                keep = self.writable and not self._closed and generation == self.generation
+                if keep and len(self._idle) < _IDLE_CONNECTIONS:
+                    self._idle.append(connection)
+                    return
+            connection.close()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """The connection that writes, inside an immediate transaction: committed as a whole or not at all."""
+        with self._write_lock:
+            self._follow()
+            with self._translated():
+                self._refuse_closed()
+                if not self.writable:
+                    raise StoreError(f"store {self.path}: can only be read by this user; {self._remedy()}")
+                if self._writer is None:
+                    self._writer = self._connect()
+                connection = self._writer
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    # after an I/O error SQLite may have rolled back by itself; a new connection knows nothing of it
+                    self._writer = None
+                    connection.close()
+                    raise
+
+    def set_aside(self, reason: str) -> None:
+        """Rename a damaged file (and its WAL) and start a new one. Nothing happens if another process has done so already."""
+        with self._write_lock:
+            self._replace(reason)
+            self._initialise()
+
+    def _replace(self, reason: str) -> None:
+        with self._folder_lock():
+            seen, self._identity = self._identity, None
+            self._drop_connections()
+            if seen is not None and seen != self._on_disk():
+                return
+            suffix = time.strftime(".damaged-%Y%m%dT%H%M%SZ", time.gmtime())
+            aside = self.path.with_name(self.path.name + suffix)
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = self.path.with_name(f"{self.path.name}{suffix}-{number}")
+            try:
+                for part in ("-shm", "-wal", ""):
+                    old = self.path.with_name(self.path.name + part)
+                    if old.exists():
+                        old.rename(aside.with_name(aside.name + part))
+            except OSError as error:
+                raise StoreError(
+                    f"store {self.path}: is damaged and can't be renamed ({error.strerror}); move it away"
+                ) from None
+            log.warning("store %s was damaged (%s); it is kept as %s and a new one is begun", self.path, reason, aside)
+
+    def _follow(self) -> None:
+        """If the file was replaced or removed under us, go on with the one that is there now, or a new one."""
+        if self.writable and self._identity is not None and self._on_disk() != self._identity:
+            with self._write_lock:
+                if self._on_disk() != self._identity:
+                    self._drop_connections()
+                    self._initialise()
+
+    def _drop_connections(self) -> None:
+        with self._lock:
+            self.generation += 1
+            connections, self._idle = self._idle, []
+            if self._writer is not None:
+                connections.append(self._writer)
+                self._writer = None
+        for connection in connections:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreError(f"store {self.path}: is closed")
+
+    def close(self) -> None:
+        """Close all connections; calls that are under way end first or fail."""
+        with self._write_lock:
+            with self._lock:
+                self._closed = True
+            self._drop_connections()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._as_store_error(error) from error
+        except OSError as error:
+            raise StoreDown(f"store {self.path}: {error.strerror or error}") from error
+
+    def _as_store_error(self, error: sqlite3.Error) -> StoreError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        where = f"store {self.path}"
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return Damaged(f"{where}: is damaged ({error}); the next write sets it aside")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreDown(f"{where}: was busy for {BUSY_S:g} s; another process holds it")
+        if code == sqlite3.SQLITE_FULL:
+            return StoreDown(f"{where}: the disk is full; free some space or shorten what is kept")
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
+            return StoreDown(f"{where}: {error}; check the disk, its free space and file-size limits")
+        if code == sqlite3.SQLITE_READONLY:
+            return StoreError(f"{where}: can't be written; {self._remedy()}")
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return StoreDown(f"{where}: can't be opened; {self._remedy()}")
+        return StoreError(f"{where}: {error}")
