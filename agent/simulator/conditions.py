@@ -1,0 +1,57 @@
+"""What is wrong with a node at one moment: everything a fault may change. A healthy node has the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class GpuConditions:
+    lost: bool = False  # fell off the bus
+    contact: float = 1.0  # thermal resistance die to sink, times the normal
+    memory_rise_c: float = 0.0  # memory runs this much hotter: pads, local airflow
+    clock_limit_mhz: float | None = None  # held by something that sets no throttle bit
+    pcie_width: int | None = None
+    pcie_gen: int | None = None
+    memory_slow: float = 1.0  # memory traffic takes this many times as long
+
+
+@dataclass(slots=True)
+class EngineConditions:
+    hung: bool = False  # the scheduler makes no step; the endpoint still answers
+    down: bool = False  # the process is not there
+    step_scale: float = 1.0  # kernels take this many times as long, with the same arithmetic in them
+    host_s: float = 0.0  # more time between the kernels of a step
+    arrivals: float = 1.0
+    prompt: float = 1.0  # prompt length, times the normal
+    output: float = 1.0
+    prefix_hit: float = 1.0  # times the normal hit share
+    leaked_share: float = 0.0  # of the KV pool, held by nobody's requests
+    waste_tokens: float | None = None  # lost in a sequence's last block; None: half a block
+    stolen: float = 0.0  # share of the GPUs' time that another process takes
+    version: str | None = None
+
+
+@dataclass(slots=True)
+class Conditions:
+    """One node. `gpus` and `engines` have one entry for each of the node's."""
+
+    gpus: list[GpuConditions]
+    engines: list[EngineConditions]
+    inlet_rise_c: float = 0.0
+    airflow: float = 1.0  # resistance sink to air, times the normal (blocked inlet, dust)
+    fans_lost: float = 0.0  # share of the fans that stand still
+    psus_lost: int = 0
+    brake: bool = False  # the board asserts the power brake line
+    power_limit_w: float | None = None  # a cap set from outside (BMC), below the requested one
+    cpu_pct: float = 0.0  # added host load
+    core_busy: bool = False  # one core at 100 %
+    cgroup_throttled_pct: float = 0.0
+    swap_bytes_s: float = 0.0
+    io_pct: float = 0.0
+    foreign_processes: int = 0
+    details: dict[str, str] = field(default_factory=dict)
+
+
+def healthy(gpus: int, engines: int) -> Conditions:
+    return Conditions([GpuConditions() for _ in range(gpus)], [EngineConditions() for _ in range(engines)])
