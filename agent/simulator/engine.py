@@ -50,6 +50,7 @@ class Engine:
         self.gpus = gpus
         self.served = served
         self.random = random
+        self.jitter = Random(f"{name}/jitter")  # apart, so that being asked changes no request
         self.cost = roofline.cost(served, gpus[0].sku, len(gpus))
         held = PROMPT_TOKENS.mean + OUTPUT_TOKENS.mean * 0.8
         typical = MAX_RUNNING * 0.78
@@ -331,7 +332,7 @@ class Engine:
             "kv_used_pct": round(min(100.0, 100 * used / self.blocks), 2),
             "kv_blocks_count": float(self.blocks),
             "kv_blocks_free": float(max(0, int(self.blocks - used))),
-            "stats_age_s": round(0.05 + 0.1 * self.random.random(), 3),
+            "stats_age_s": round(0.05 + 0.1 * self.jitter.random(), 3),
             "uptime_s": round(now_s - self.started_s, 1),
             "up": 1,
             "version": self.version,
@@ -378,4 +379,4 @@ class Engine:
         fields["mfu_pct"] = round(100 * 2 * self.served.parameters * tokens_s / group / sku.peak_flops, 2)
         moved = 2 * self.served.parameters + self.context * self.served.kv_bytes_per_token
         fields["mbu_pct"] = round(100 * moved / group / step_s / sku.bandwidth_bytes_s, 2)
-        fields["probe_s"] = round(step_s * (1 + self.random.random()), 4)
+        fields["probe_s"] = round(step_s * (1 + self.jitter.random()), 4)
