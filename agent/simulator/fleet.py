@@ -38,7 +38,7 @@ class SimulatorSettings:
     gpus_per_node: int = 8
     group: int = 2  # GPUs of one engine (tensor parallel)
     sku: str = "h100-sxm"
-    load: float = 0.85  # of the engines' capacity, at the busiest hour
+    load: float = 0.83  # of the engines' capacity, at the busiest hour
     fault: str | None = None
     fault_after_s: float = 120.0
     fault_node: str | None = None  # None: the second node, or the only one

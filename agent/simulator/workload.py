@@ -45,7 +45,7 @@ PREFIX_HIT = 0.65
 
 DAY_S = 86_400.0
 WAVE_DEPTH = 0.35  # the quietest hour has this much less than the busiest
-BURST_SPREAD = 0.05  # of the wandering rate, one standard deviation
+BURST_SPREAD = 0.03  # of the wandering rate, one standard deviation: a balancer has evened out the rest
 BURST_S = 45.0  # how long it remembers
 
 
