@@ -1,0 +1,273 @@
+"""Engine: reads what every engine of this host yields from its metrics endpoint, each on its own thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent.collectors.engine_dialects import Dialect, detect
+from agent.collectors.engine_identity import Change, Identities
+from agent.collectors.engine_readings import EngineReadings, config_hash, version
+from agent.collectors.engine_scrape import DEADLINE_S, EngineClient, Health, Outcome, Scrape
+from agent.collectors.interface import Tags, Tick
+from agent.engine_status import EngineStatus
+from agent.settings import EngineTarget
+from agent.worker import Late, Worker
+from telemetry.messages import say
+from telemetry.sample import Sample, Value
+
+log = logging.getLogger(__name__)
+
+HEALTH_EVERY_S = 30.0
+"""How often a serving engine is asked for its health and identity besides its metrics."""
+
+STALE_AFTER_INTERVALS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one visit to an engine brought: its metrics, and how it is."""
+
+    scrape: Scrape
+    health: Health
+    dialect: Dialect | None = None
+    kind: str = ""
+    model: str = ""
+    version: str = ""
+
+
+class EngineVisitor:
+    """Visits one engine. Everything here runs on that engine's worker thread."""
+
+    def __init__(self, target: EngineTarget, deadline_s: float, monotonic: Callable[[], float]) -> None:
+        self._target = target
+        self._monotonic = monotonic
+        self._client = EngineClient(target.base_url, deadline_s, monotonic)
+        self._health = Health(alive=False)
+        self._checked_s: float | None = None
+        self._asked: dict[str, str] = {}  # kind, model and version as other routes tell them
+
+    def visit(self, tick: Tick) -> Visit:
+        scrape = self._client.scrape(tick.time_ns // 1_000_000)
+        if scrape.outcome is Outcome.REFUSED:
+            self._health, self._checked_s, self._asked = Health(alive=False), None, {}
+            return Visit(scrape, self._health)
+        dialect = detect(scrape.exposition, self._target.kind) if scrape.exposition else None
+        self._check(dialect)
+        return Visit(
+            scrape,
+            self._health,
+            dialect,
+            dialect.kind if dialect else self._asked.get("kind", ""),
+            (dialect.model(scrape.exposition) if dialect and scrape.exposition else None)
+            or self._asked.get("model", ""),
+            (version(dialect, scrape.exposition) if dialect and scrape.exposition else None)
+            or self._asked.get("version", ""),
+        )
+
+    def _check(self, dialect: Dialect | None) -> None:
+        """Ask for health until the engine is ready, then now and then; and for what the metrics don't tell."""
+        now_s = self._monotonic()
+        settled = self._health.alive and not self._health.loading
+        if settled and self._checked_s is not None and now_s - self._checked_s < HEALTH_EVERY_S:
+            return
+        self._checked_s = now_s
+        self._health = self._client.health()
+        if not self._health.alive or self._health.loading:
+            return
+        if dialect is None:
+            self._asked |= self._served()
+        elif dialect.version_path:
+            answer = self._client.get_json(dialect.version_path)
+            said = answer[1].get("version") if answer and isinstance(answer[1], dict) else None
+            if isinstance(said, str) and said:
+                self._asked["version"] = said[:64]
+
+    def _served(self) -> dict[str, str]:
+        """Who serves which model, by /v1/models; engines name themselves in `owned_by`."""
+        answer = self._client.get_json("/v1/models")
+        try:
+            entry = answer[1]["data"][0]  # type: ignore[index]
+            found = {"kind": entry.get("owned_by"), "model": entry.get("id")}
+        except (TypeError, KeyError, IndexError, AttributeError):
+            return {}
+        return {name: value[:128] for name, value in found.items() if isinstance(value, str) and value}
+
+
+class Watched:
+    """One engine as the collector remembers it."""
+
+    def __init__(self, target: EngineTarget, deadline_s: float, monotonic: Callable[[], float]) -> None:
+        self.target = target
+        self.worker = Worker(f"engine-{target.name}", EngineVisitor(target, deadline_s, monotonic).visit)
+        self.readings: EngineReadings | None = None
+        self.kind = "" if target.kind == "auto" else target.kind
+        self.model = ""
+        self.up: int | None = None
+        self.read_s: float | None = None  # monotonic time of the last metrics that could be read
+        self.answered_s: float | None = None
+        self.status = EngineStatus(target.name, target.base_url, "starting")
+
+
+class EngineCollector:
+    """The `engine` measurement of every target, and events for what changed about it.
+
+    A visit that does not come back within `wait_s` is left out of its tick: `up` keeps its last value for at most three
+    intervals and `stats_age_s` tells how old the last numbers are. No numbers are repeated.
+    """
+
+    name = "engine"
+
+    def __init__(
+        self,
+        tags: Tags,
+        targets: Sequence[EngineTarget],
+        *,
+        interval_s: float = 1.0,
+        wait_s: float | None = None,
+        deadline_s: float = DEADLINE_S,
+        identities: Path | None = None,
+        language: str = "en",
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.errors = 0
+        self.late = 0
+        self._tags = dict(tags)
+        self._interval_s = interval_s
+        self._wait_s = 0.8 * interval_s if wait_s is None else wait_s
+        self._language = language
+        self._monotonic = monotonic
+        self._identities = Identities(identities)
+        self._engines = [Watched(target, deadline_s, monotonic) for target in targets]
+
+    def collect(self, tick: Tick) -> Sequence[Sample]:
+        asked = [(engine, self._ask(engine, tick)) for engine in self._engines]
+        give_up_s = time.monotonic() + self._wait_s
+        samples: list[Sample] = []
+        for engine, started in asked:
+            try:
+                # a visit still under way from an earlier tick is not waited for again
+                visit = engine.worker.take(tick, give_up_s - time.monotonic()) if started else None
+            except Late:
+                visit = None
+            except Exception:
+                self.errors += 1
+                log.exception("engine %s: the visit failed", engine.target.name)
+                visit = None
+            samples += self._with_answer(engine, visit, tick) if visit else self._without_answer(engine, tick)
+        return samples
+
+    def statuses(self) -> list[EngineStatus]:
+        return [engine.status for engine in self._engines]
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.worker.close()
+
+    def _ask(self, engine: Watched, tick: Tick) -> bool:
+        """Start this tick's visit; False while an earlier one is under way. One that came late only tells how the engine is."""
+        late = engine.worker.missed()
+        if late is not None:
+            self._judge(engine, late)
+            if engine.status.state == "ready":
+                problem = say("agent.engine.late", self._language, wait_s=self._wait_s)
+                engine.status = replace(engine.status, problem=problem)
+        return engine.worker.start(tick)
+
+    def _with_answer(self, engine: Watched, visit: Visit, tick: Tick) -> list[Sample]:
+        engine.kind = visit.kind or engine.kind
+        engine.model = visit.model or engine.model
+        fields: dict[str, Value] = {}
+        events: list[Sample] = []
+        exposition = visit.scrape.exposition
+        if visit.dialect is not None and exposition is not None:
+            if engine.readings is None or engine.readings.dialect is not visit.dialect:
+                engine.readings = EngineReadings(visit.dialect)
+            restarts = engine.readings.restarts
+            fields = engine.readings.read(exposition, visit.scrape.received_s, tick.time_ns / 1e9)
+            engine.read_s = visit.scrape.received_s
+            said = {"version": visit.version, "config_hash": config_hash(visit.dialect, exposition) or ""}
+            said = {name: text for name, text in said.items() if text}
+            fields |= said
+            events = self._changes(engine, said, tick)
+            if engine.readings.restarts > restarts and engine.target.command is None:
+                text = say("agent.event.restarted", self._language, engine=engine.target.name)
+                events.append(self._event("restart", engine, text, tick))
+        elif engine.readings is not None:
+            engine.readings.forget()
+        self._judge(engine, visit)
+        return [*self._samples(engine, fields, tick), *events]
+
+    def _without_answer(self, engine: Watched, tick: Tick) -> list[Sample]:
+        self.late += 1
+        limit_s = STALE_AFTER_INTERVALS * self._interval_s
+        if engine.answered_s is None:
+            engine.answered_s = tick.monotonic_s  # nothing is known yet: the wait begins
+        if self._monotonic() - engine.answered_s > limit_s:
+            engine.up = 0
+            problem = say("agent.engine.silent", self._language)
+            engine.status = replace(engine.status, state="down", stage="", progress=None, problem=problem)
+        return self._samples(engine, {}, tick)
+
+    def _judge(self, engine: Watched, visit: Visit) -> None:
+        """Up or down, and why, in words."""
+        scrape, health = visit.scrape, visit.health
+        if scrape.outcome in (Outcome.TIMEOUT, Outcome.BAD):
+            self.errors += 1
+        engine.answered_s = scrape.received_s
+        engine.up = 0
+        status = EngineStatus(engine.target.name, engine.target.base_url, "down")
+        if scrape.outcome is Outcome.REFUSED:
+            problem = "" if engine.target.command else say("agent.engine.refused", self._language)
+            engine.status = replace(status, problem=problem)
+        elif health.loading:
+            engine.status = replace(status, state="loading", stage=health.stage, progress=health.progress)
+        elif visit.dialect is not None:
+            engine.up = 1
+            engine.status = replace(status, state="ready")
+        elif health.alive and scrape.outcome in (Outcome.OK, Outcome.STATUS):
+            engine.up = 1
+            engine.status = replace(status, state="ready", problem=self._metrics_off(visit))
+        else:
+            key = "slow" if scrape.outcome is Outcome.TIMEOUT else "unusable"
+            problem = say(f"agent.engine.{key}", self._language, reason=scrape.reason or f"HTTP {scrape.status}")
+            engine.status = replace(status, problem=problem)
+
+    def _metrics_off(self, visit: Visit) -> str:
+        key = f"metrics_off_{visit.kind}" if visit.kind in ("vllm", "sglang", "llamacpp") else "metrics_off"
+        return say(f"agent.engine.{key}", self._language)
+
+    def _samples(self, engine: Watched, fields: dict[str, Value], tick: Tick) -> list[Sample]:
+        if engine.up is not None:
+            fields["up"] = engine.up
+        if engine.read_s is not None:
+            fields["stats_age_s"] = max(0.0, self._monotonic() - engine.read_s)
+        return [Sample("engine", self._engine_tags(engine), fields, tick.time_ns)] if fields else []
+
+    def _engine_tags(self, engine: Watched) -> dict[str, str]:
+        own = {"engine": engine.target.name, "kind": engine.kind, "model": engine.model, "gpus": engine.target.gpus}
+        return {**self._tags, **{name: value for name, value in own.items() if value}}
+
+    def _changes(self, engine: Watched, said: dict[str, str], tick: Tick) -> list[Sample]:
+        """A new version is a deployment; another configuration of the same version is a change of configuration."""
+        changes = {change.field: change for change in self._identities.update(engine.target.name, said)}
+        if "version" in changes:
+            return [self._event("deploy", engine, _arrow(engine.kind, changes["version"]), tick)]
+        if "config_hash" in changes:
+            change = changes["config_hash"]
+            text = say("agent.event.config", self._language, engine=engine.target.name)
+            return [self._event("config", engine, text, tick, f"{change.before} -> {change.after}")]
+        return []
+
+    def _event(self, kind: str, engine: Watched, text: str, tick: Tick, detail: str = "") -> Sample:
+        fields: dict[str, Value] = {"text": text, "code": 0}
+        if detail:
+            fields["detail"] = detail
+        return Sample("event", {**self._tags, "kind": kind, "subject": engine.target.name}, fields, tick.time_ns)
+
+
+def _arrow(kind: str, change: Change) -> str:
+    return f"{kind} {change.before} -> {change.after}".strip()

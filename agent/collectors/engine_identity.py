@@ -1,0 +1,70 @@
+"""Engine identity: which version and configuration each engine ran last, kept on disk, so that a change is noticed even when
+the agent was not running at the time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FIELDS = ("version", "config_hash")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One of FIELDS had the value `before` and now has `after`."""
+
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(slots=True)
+class Identities:
+    """What each engine said last. Without a `path` it is forgotten with the process."""
+
+    path: Path | None = None
+    _known: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            return
+        try:
+            loaded = json.loads(self.path.read_text("utf-8"))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            log.warning("%s can't be read, engine versions start anew: %s", self.path, error)
+            return
+        if isinstance(loaded, dict):
+            for engine, said in loaded.items():
+                if isinstance(said, dict):
+                    self._known[engine] = {name: str(said[name]) for name in FIELDS if name in said}
+
+    def update(self, engine: str, said: Mapping[str, str]) -> list[Change]:
+        """Remember what is said; the changes against what was said before. What is not said is not a change."""
+        known = self._known.setdefault(engine, {})
+        changes = [
+            Change(name, known[name], said[name])
+            for name in FIELDS
+            if name in said and name in known and said[name] != known[name]
+        ]
+        if any(known.get(name) != said[name] for name in FIELDS if name in said):
+            known.update({name: said[name] for name in FIELDS if name in said})
+            self._save()
+        return changes
+
+    def _save(self) -> None:
+        if self.path is None:
+            return
+        fresh = self.path.with_suffix(".new")
+        try:
+            fresh.write_text(json.dumps(self._known, indent=1, sort_keys=True), "utf-8")
+            fresh.replace(self.path)
+        except OSError as error:
+            log.warning("%s can't be written: %s", self.path, error)

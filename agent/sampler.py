@@ -1,0 +1,220 @@
+"""Sampler: one tick on the monotonic clock, one timestamp for all collectors, one record."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from agent.clock import Clock, StepDetector, SystemClock, read_together
+from agent.collectors.engine import EngineCollector
+from agent.collectors.host import HostCollector
+from agent.collectors.interface import Collector, Tags, Tick
+from agent.settings import AgentSettings
+from agent.worker import Late, Worker
+from telemetry import catalogue
+from telemetry.messages import say
+from telemetry.sample import Sample, Value
+
+log = logging.getLogger(__name__)
+
+COLLECTORS: Mapping[str, Callable[[AgentSettings, Tags], Collector | None]] = {
+    # one line a source; None where this host has no such source
+    "host": lambda _settings, tags: HostCollector(tags),
+    "engine": lambda settings, tags: EngineCollector(
+        tags,
+        settings.engines,
+        interval_s=settings.interval_s,
+        identities=settings.state_dir / "engines.json",
+        language=settings.language,
+    ),
+}
+
+ANSWER_WITHIN_INTERVALS = 0.9
+"""A collector has this part of the interval; what comes later is left out of the tick."""
+
+LATE_START_INTERVALS = 0.25
+"""A tick that is due may start this much late; later than that it is skipped."""
+
+LOG_EVERY_S = 60.0
+
+
+def collectors(settings: AgentSettings, tags: Tags) -> list[Collector]:
+    """The sources that this host has."""
+    made = (create(settings, tags) for create in COLLECTORS.values())
+    return [collector for collector in made if collector is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What the sampler reports of what happens to its samples after a tick."""
+
+    lag_s: float | None = None
+    spool_bytes: int | None = None
+    dropped_total: int | None = None
+    errors_total: int | None = None
+
+
+@dataclass(slots=True)
+class Place:
+    """One collector, its thread, and what went wrong with it."""
+
+    collector: Collector
+    worker: Worker[Sequence[Sample]]
+    failures: int = 0
+    logged_s: float = -math.inf
+
+    def fail(self, what: str, now_s: float) -> None:
+        self.failures += 1
+        if now_s - self.logged_s >= LOG_EVERY_S:
+            self.logged_s = now_s
+            log.warning("collector %s: %s (%d failures so far)", self.collector.name, what, self.failures)
+
+
+class Sampler:
+    """Ticks every `interval_s` from its start, without drift. Each collector runs on its own thread: one that raises, or takes
+    too long, costs its own samples and nobody else's. `sink` gets all samples of a tick at once.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Collector],
+        tags: Tags,
+        sink: Callable[[Sequence[Sample]], None],
+        *,
+        interval_s: float = 1.0,
+        clock: Clock | None = None,
+        storage: Callable[[], Storage] = Storage,
+        after_tick: Callable[[Tick], None] = lambda _tick: None,
+        language: str = "en",
+    ) -> None:
+        self.missed = 0  # ticks that were due while an earlier one, or the machine, was busy
+        self.last: Tick | None = None
+        self.sink_errors = 0
+        self.dropped = 0  # fields and samples that the catalogue does not hold
+        self._tags = dict(tags)
+        self._sink = sink
+        self._interval_s = interval_s
+        self._clock: Clock = clock or SystemClock()
+        self._storage = storage
+        self._after_tick = after_tick
+        self._language = language
+        self._steps = StepDetector()
+        self._places = [Place(source, Worker(f"collect-{source.name}", source.collect)) for source in sources]
+        self._process = psutil.Process()
+        self._number = 0
+        self._complained_s = -math.inf
+
+    def run(self, stop: threading.Event) -> None:
+        """Tick until `stop` is set."""
+        start_s = self._clock.monotonic_s()
+        slot = 0
+        while not stop.is_set():
+            self.tick()
+            passed = (self._clock.monotonic_s() - start_s) / self._interval_s
+            following = max(slot + 1, math.ceil(passed - LATE_START_INTERVALS))
+            self.missed += following - slot - 1
+            slot = following
+            wait_s = start_s + slot * self._interval_s - self._clock.monotonic_s()
+            if wait_s > 0 and self._clock.wait(stop, wait_s):
+                return
+
+    def tick(self) -> list[Sample]:
+        """One tick now: its samples, after the sink has had them."""
+        began_s = time.perf_counter()
+        tick = self._moment()
+        samples = [*self._clock_events(tick), *self._collect(tick)]
+        samples = [kept for sample in samples if (kept := self._known(sample)) is not None]
+        self.last = tick
+        samples.append(self._report(tick, (time.perf_counter() - began_s) * 1000))
+        try:
+            self._sink(samples)
+        except Exception as error:
+            self.sink_errors += 1
+            if tick.monotonic_s - self._complained_s >= LOG_EVERY_S:
+                self._complained_s = tick.monotonic_s
+                log.exception("the samples of this tick could not be kept: %s", error)
+            return samples
+        self._after_tick(tick)
+        return samples
+
+    def close(self) -> None:
+        for place in self._places:
+            place.worker.close()
+            place.collector.close()
+
+    def errors(self) -> dict[str, int]:
+        """Failed reads by collector name; a collector's own and those of running it."""
+        found: dict[str, int] = {}
+        for place in self._places:
+            name = place.collector.name
+            found[name] = found.get(name, 0) + place.collector.errors + place.failures
+        return found
+
+    def _moment(self) -> Tick:
+        wall_ns, monotonic_s = read_together(self._clock)
+        self._number += 1
+        return Tick(self._number, wall_ns, monotonic_s)
+
+    def _collect(self, tick: Tick) -> list[Sample]:
+        started = [(place, place.worker.start(tick)) for place in self._places]
+        give_up_s = time.monotonic() + ANSWER_WITHIN_INTERVALS * self._interval_s
+        samples: list[Sample] = []
+        for place, is_running in started:
+            if not is_running:
+                place.fail("still busy with an earlier tick", tick.monotonic_s)
+                continue
+            try:
+                samples += place.worker.take(tick, give_up_s - time.monotonic())
+            except Late:
+                place.fail("did not answer within its tick", tick.monotonic_s)
+            except Exception as error:
+                place.fail(f"{type(error).__name__}: {error}", tick.monotonic_s)
+        return samples
+
+    def _clock_events(self, tick: Tick) -> list[Sample]:
+        step_s = self._steps.step_s(tick.time_ns, tick.monotonic_s)
+        if step_s is None:
+            return []
+        text = say("agent.event.clock_step", self._language, step_s=step_s)
+        log.warning("%s", text)
+        tags = {**self._tags, "kind": "clock_step", "subject": "clock"}
+        return [Sample("event", tags, {"text": text, "code": round(step_s * 1000)}, tick.time_ns)]
+
+    def _known(self, sample: Sample) -> Sample | None:
+        """The sample with only what the catalogue holds; None when nothing is left. What goes is counted."""
+        problems = catalogue.problems(sample)
+        if not problems:
+            return sample
+        self.dropped += len(problems)
+        log.debug("%s: %s", sample.measurement, "; ".join(problems))
+        fields = {
+            name: value
+            for name, value in sample.fields.items()
+            if not catalogue.problems(replace(sample, fields={name: value}))
+        }
+        return replace(sample, fields=fields) if fields else None
+
+    def _report(self, tick: Tick, tick_ms: float) -> Sample:
+        """The `agent` measurement of this tick."""
+        storage = self._storage()
+        usage = self._process.cpu_times()
+        fields: dict[str, Value] = {
+            "tick_ms": tick_ms,
+            "rss_bytes": float(self._process.memory_info().rss),
+            "cpu_s": usage.user + usage.system,
+            "dropped_total": self.dropped + (storage.dropped_total or 0),
+            "errors_delivery_total": self.sink_errors + (storage.errors_total or 0),
+        }
+        if storage.lag_s is not None:
+            fields["lag_s"] = storage.lag_s
+        if storage.spool_bytes is not None:
+            fields["spool_bytes"] = float(storage.spool_bytes)
+        known = catalogue.MEASUREMENTS["agent"].fields
+        fields |= {f"errors_{name}_total": n for name, n in self.errors().items() if f"errors_{name}_total" in known}
+        return Sample("agent", self._tags, fields, tick.time_ns)
