@@ -21,6 +21,7 @@ from telemetry.sample import Value
 MAX_RUNNING = 80
 STEP_TOKENS = 512  # prompt and output tokens of one step together
 KV_SHARE = 0.62  # pool size: the normal batch fills this much of it
+UPTIME_S = 3 * 86_400.0  # of an engine when the simulation begins
 PATIENCE_S = 60.0  # a client gives up on a request that has waited so long
 OFFLOAD_SHARE = 0.5  # of the prefix hits, whose KV comes back from host memory over PCIe
 PCIE_LANE_BYTES_S = {1: 0.2e9, 2: 0.4e9, 3: 0.8e9, 4: 1.6e9, 5: 3.2e9, 6: 6.4e9}
@@ -53,7 +54,7 @@ class Engine:
         self.jitter = Random(f"{name}/jitter")  # apart, so that being asked changes no request
         self.cost = roofline.cost(served, gpus[0].sku, len(gpus))
         held = PROMPT_TOKENS.mean + OUTPUT_TOKENS.mean * 0.8
-        typical = MAX_RUNNING * 0.78
+        typical = MAX_RUNNING * 0.82
         self.blocks = int(typical * held / KV_SHARE / served.block_tokens)
         self.capacity = self._capacity(MAX_RUNNING, held)
         self.arrivals = Arrivals(load * self.capacity, random)
@@ -64,7 +65,7 @@ class Engine:
         self.up = True
         self.ttft, self.queued, self.latency = Window(), Window(), Window()
         self.gap, self.prompts, self.outputs = Window(), Window(), Window()
-        self._start(0.0)
+        self._start(-UPTIME_S)
 
     def _capacity(self, running: int, held: float) -> float:
         """Requests/s that a full batch sustains at the highest clock."""

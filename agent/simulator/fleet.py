@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from agent.simulator import faults
 from agent.simulator.conditions import healthy
@@ -12,8 +11,10 @@ from agent.simulator.cooling import SUPPLY_C
 from agent.simulator.faults.fault import Fault, Target
 from agent.simulator.node import Node
 from agent.simulator.roofline import CHAT_34B
+from agent.simulator.settings import SimulatorError, SimulatorSettings
 from agent.simulator.sku import SKUS
 from telemetry.catalogue import SIMULATED
+from telemetry.messages import say
 from telemetry.sample import Sample
 
 NODES_PER_RACK = 4
@@ -22,34 +23,8 @@ CIRCUIT_RATING_A = 40.0  # three-phase, 415 V
 LINE_V = 415.0
 POWER_FACTOR = 0.98
 STRIDE_S = 1.0  # the shared air and the faults are looked at this often
+SETTLE_S = 60.0  # simulated before the first sample
 SLOW_EVERY_S = 5.0  # supplies, air, circuits
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatorSettings:
-    """A simulated fleet. Times in seconds.
-
-    The first `history_s` are healthy past; the fault strikes `fault_after_s` after them.
-    """
-
-    store_url: str = ""
-    state_dir: Path = Path("simulator")
-    nodes: int = 4
-    gpus_per_node: int = 8
-    group: int = 2  # GPUs of one engine (tensor parallel)
-    sku: str = "h100-sxm"
-    load: float = 0.83  # of the engines' capacity, at the busiest hour
-    fault: str | None = None
-    fault_after_s: float = 120.0
-    fault_node: str | None = None  # None: the second node, or the only one
-    null_twin: bool = False  # the fault's harmless look-alike instead
-    seed: int = 1
-    history_s: float = 1800.0
-    interval_s: float = 1.0
-
-
-class SimulatorError(ValueError):
-    """Settings that can't be simulated; one line that names the setting and what it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +50,19 @@ class _Planned:
 
 
 class Fleet:
-    """`step` moves the fleet on and answers with the samples of the moment it arrives at."""
+    """`step` moves the fleet on and answers with the samples of the moment it arrives at.
+
+    Its time starts at `start_ns` with boards already warm and batches full.
+    """
 
     def __init__(self, settings: SimulatorSettings, start_ns: int = 1_767_225_600_000_000_000) -> None:
-        _check(settings)
         self.settings = settings
         self.start_ns = start_ns
-        self.elapsed_s = 0.0
+        self.elapsed_s = -SETTLE_S
         sku = SKUS[settings.sku]
         self.nodes = [
             Node(
-                name=f"sim-n{i + 1:02d}",
+                name=name,
                 rack=f"sim-r{i // NODES_PER_RACK + 1}",
                 circuit=f"sim-c{i // NODES_PER_CIRCUIT + 1}",
                 gpus=settings.gpus_per_node,
@@ -95,7 +72,7 @@ class Fleet:
                 load=settings.load,
                 seed=str(settings.seed),
             )
-            for i in range(settings.nodes)
+            for i, name in enumerate(settings.node_names)
         ]
         self.racks: dict[str, list[Node]] = {}
         self.circuits: dict[str, list[Node]] = {}
@@ -107,6 +84,10 @@ class Fleet:
         if settings.fault is not None:
             at_s = settings.history_s + settings.fault_after_s
             self.plan(settings.fault, settings.fault_node, at_s=at_s, null_twin=settings.null_twin)
+        while self.elapsed_s < 0:
+            self._stride(min(STRIDE_S, -self.elapsed_s))
+        for node in self.nodes:
+            node.fast(0.0, start_ns)  # what was counted so far belongs to no sample
 
     @property
     def time_ns(self) -> int:
@@ -116,12 +97,16 @@ class Fleet:
         """Let a fault strike `node` at `at_s` of the fleet's time (now if None). SimulatorError for an unknown name or node."""
         fault = faults.FAULTS.get(name)
         if fault is None:
-            raise SimulatorError(f"no fault named {name!r}; there are {', '.join(sorted(faults.FAULTS))}")
+            known = ", ".join(faults.FAULTS)
+            raise SimulatorError(say("simulator.mistake.fault", self.settings.language, name=name, known=known))
         names = {member.name: member for member in self.nodes}
         if node is None:
             node = self.nodes[min(1, len(self.nodes) - 1)].name
         if node not in names:
-            raise SimulatorError(f"no node named {node!r} to put a fault on; there are {_some(sorted(names))}")
+            first, last = self.nodes[0].name, self.nodes[-1].name
+            raise SimulatorError(
+                say("simulator.mistake.node", self.settings.language, name=node, first=first, last=last)
+            )
         member = names[node]
         gpu = min(1, len(member.gpus) - 1)
         target = Target(gpu=gpu, engine=gpu // member.group, engines=len(member.engines), gpus=len(member.gpus))
@@ -131,8 +116,8 @@ class Fleet:
 
     @property
     def truth(self) -> list[Truth]:
-        """Of every fault that has struck by now."""
-        return [self._truth(planned) for planned in self._planned if planned.at_s <= self.elapsed_s]
+        """Of every fault that is planned, whether it has struck by now or not."""
+        return [self._truth(planned) for planned in self._planned]
 
     def _truth(self, planned: _Planned) -> Truth:
         fault, node, target = planned.fault, planned.node, planned.target
@@ -215,25 +200,3 @@ class Fleet:
             },
             time_ns,
         )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 6 else f"{names[0]} to {names[-1]}"
-
-
-def _check(settings: SimulatorSettings) -> None:
-    whole = {"nodes": settings.nodes, "gpus_per_node": settings.gpus_per_node, "group": settings.group}
-    for name, value in whole.items():
-        if value < 1:
-            raise SimulatorError(f"{name} must be at least 1, not {value}")
-    if settings.gpus_per_node % settings.group:
-        raise SimulatorError(f"gpus_per_node ({settings.gpus_per_node}) must be a multiple of group ({settings.group})")
-    if settings.sku not in SKUS:
-        raise SimulatorError(f"no GPU model named {settings.sku!r}; there are {', '.join(sorted(SKUS))}")
-    if not 0 < settings.load <= 2:
-        raise SimulatorError(f"load must be above 0 and at most 2, not {settings.load}")
-    for name, seconds in {"history_s": settings.history_s, "fault_after_s": settings.fault_after_s}.items():
-        if seconds < 0:
-            raise SimulatorError(f"{name} must not be negative, not {seconds}")
-    if not settings.interval_s > 0:
-        raise SimulatorError(f"interval_s must be above 0, not {settings.interval_s}")

@@ -78,7 +78,7 @@ class Gpu:
         self.thermal_mhz = sku.clock_max_mhz
         self.hw_thermal = False
         self.lost = False
-        self.die_c = self.sink_c = self.memory_c = 35.0
+        self.die_c, self.sink_c, self.memory_c = 58.0, 46.0, 58.0
         self.power_w = sku.leak_w
         self.energy_j = 0.0
         self.mask = IDLE

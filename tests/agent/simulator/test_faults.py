@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from agent.simulator.faults import FAULTS
-from agent.simulator.fleet import Fleet, SimulatorSettings, Truth
+from agent.simulator.fleet import Fleet, Truth
+from agent.simulator.settings import SimulatorSettings
 from telemetry.catalogue import EVENT_KINDS, SIMULATED, check
 from telemetry.messages import LANGUAGES, say
 from telemetry.sample import Sample

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from agent.simulator.fleet import Fleet, SimulatorError, SimulatorSettings
+from agent.simulator.fleet import Fleet
+from agent.simulator.settings import SimulatorError, SimulatorSettings
 from telemetry.catalogue import MEASUREMENTS, SIMULATED, Kind, check
 from telemetry.sample import Sample
 
@@ -76,21 +77,34 @@ def test_counters_never_fall(healthy: list[Sample]) -> None:
     assert seen > 1000
 
 
+def grown(samples: list[Sample], measurement: str, tag: str, counter: str, rate: str) -> dict[str, tuple[float, float]]:
+    """series -> (growth of `counter`, integral of `rate`) from its first sample on; steps of 1 s."""
+    first: dict[str, float] = {}
+    found: dict[str, tuple[float, float]] = {}
+    for sample in samples:
+        if sample.measurement == measurement:
+            name = sample.tags[tag]
+            start = first.setdefault(name, float(sample.fields[counter]) - float(sample.fields[rate]))
+            integral = found.get(name, (0.0, 0.0))[1] + float(sample.fields[rate])
+            found[name] = (float(sample.fields[counter]) - start, integral)
+    return found
+
+
 def test_energy_is_the_integral_of_the_reported_power(healthy: list[Sample]) -> None:
-    joules: dict[str, float] = defaultdict(float)
-    counter: dict[str, float] = {}
-    for sample in healthy:
-        if sample.measurement == "gpu":
-            joules[sample.tags["uuid"]] += float(sample.fields["power_w"])  # steps of 1 s
-            counter[sample.tags["uuid"]] = float(sample.fields["energy_j"])
-    assert counter == pytest.approx(joules, rel=1e-4)
-    assert len(counter) == 8
+    found = grown(healthy, "gpu", "uuid", "energy_j", "power_w")
+    assert len(found) == 8
+    for growth, integral in found.values():
+        assert growth == pytest.approx(integral, rel=1e-5)
 
 
-def test_tokens_per_second_is_the_rate_of_the_counter(healthy: list[Sample]) -> None:
-    total = sum(float(s.fields["tokens_per_s"]) for s in healthy if s.measurement == "engine")
-    last = {s.tags["engine"]: float(s.fields["generation_tokens_total"]) for s in healthy if s.measurement == "engine"}
-    assert sum(last.values()) == pytest.approx(total, rel=1e-3)
+@pytest.mark.parametrize(
+    ("counter", "rate"), [("generation_tokens_total", "tokens_per_s"), ("prompt_tokens_total", "prompt_tokens_per_s")]
+)
+def test_token_rates_are_those_of_their_counters(healthy: list[Sample], counter: str, rate: str) -> None:
+    found = grown(healthy, "engine", "engine", counter, rate)
+    assert len(found) == 4
+    for growth, integral in found.values():
+        assert growth == pytest.approx(integral, rel=1e-4)
 
 
 def test_generated_tokens_are_those_of_the_requests_that_ended_and_run(healthy: list[Sample]) -> None:
@@ -100,7 +114,7 @@ def test_generated_tokens_are_those_of_the_requests_that_ended_and_run(healthy: 
     for node in fleet.nodes:
         for engine in node.engines:
             held = sum(entry[2].base + engine.step - entry[2].prompt for entry in engine.running)
-            finished = engine.generated - held
+            finished = engine.generated - held  # by those that ended
             assert finished / engine.finished == pytest.approx(211, rel=0.15)  # the trace's mean answer
 
 
@@ -125,7 +139,7 @@ def test_a_healthy_node_is_well_used_without_a_queue(healthy: list[Sample]) -> N
     assert 45 < mean(settled, "engine", "kv_used_pct") < 75
     assert 55 < mean(settled, "gpu", "temp_c") < 75
     assert mean(settled, "engine", "ttft_p95_s") < 2
-    assert mean(settled, "engine", "preemptions_total") == 0
+    assert max(float(s.fields["preemptions_total"]) for s in settled if s.measurement == "engine") < 6
     assert 0 < mean(settled, "engine", "mfu_pct") < 60
     assert 20 < mean(settled, "engine", "mbu_pct") < 100
     thermal = {0x20, 0x40, 0x80, 0x08}
@@ -167,9 +181,11 @@ def test_a_longer_step_gives_the_same_fleet_with_fewer_samples() -> None:
         ({"gpus_per_node": 6, "group": 4}, "multiple of group"),
         ({"load": 0.0}, "load"),
         ({"history_s": -1.0}, "history_s"),
+        ({"history_s": float("nan")}, "history_s"),
+        ({"interval_s": 0.0}, "interval_s"),
     ],
 )
 def test_settings_that_make_no_sense_get_one_clear_line(change: dict[str, object], names: str) -> None:
     with pytest.raises(SimulatorError, match=names) as caught:
-        Fleet(SimulatorSettings(**change))  # type: ignore[arg-type]
+        SimulatorSettings(**change)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
