@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class GpuConditions:
     lost: bool = False  # fell off the bus
     contact: float = 1.0  # thermal resistance die to sink, times the normal
+    airflow: float = 1.0  # resistance sink to air of this board alone, times the node's
     memory_rise_c: float = 0.0  # memory runs this much hotter: pads, local airflow
     clock_limit_mhz: float | None = None  # held by something that sets no throttle bit
     pcie_width: int | None = None
     pcie_gen: int | None = None
+    replays_s: float = 0.0  # packets sent again on its link, per second
     memory_slow: float = 1.0  # memory traffic takes this many times as long
 
 
@@ -29,6 +31,8 @@ class EngineConditions:
     leaked_share: float = 0.0  # of the KV pool, held by nobody's requests
     waste_tokens: float | None = None  # lost in a sequence's last block; None: half a block
     stolen: float = 0.0  # share of the GPUs' time that another process takes
+    max_running: int | None = None  # configured lower than it was
+    silent: bool = False  # the endpoint answers, but gives no statistics
     version: str | None = None
 
 
@@ -42,15 +46,13 @@ class Conditions:
     airflow: float = 1.0  # resistance sink to air, times the normal (blocked inlet, dust)
     fans_lost: float = 0.0  # share of the fans that stand still
     psus_lost: int = 0
-    brake: bool = False  # the board asserts the power brake line
-    power_limit_w: float | None = None  # a cap set from outside (BMC), below the requested one
+    power_limit_share: float | None = None  # a cap set from outside (BMC), as a share of the boards' own limit
     cpu_pct: float = 0.0  # added host load
     core_busy: bool = False  # one core at 100 %
     cgroup_throttled_pct: float = 0.0
     swap_bytes_s: float = 0.0
     io_pct: float = 0.0
     foreign_processes: int = 0
-    details: dict[str, str] = field(default_factory=dict)
 
 
 def healthy(gpus: int, engines: int) -> Conditions:

@@ -118,7 +118,7 @@ class Engine:
             self.prefix_hits += hit
             self.waiting.append(Request(elapsed_s + offset, prompt, output, max(1.0, prompt - hit)))
 
-    def _admit(self, now_s: float) -> None:
+    def _admit(self, now_s: float, most: int) -> None:
         waiting = self.waiting
         while waiting and now_s - waiting[0].arrived_s > PATIENCE_S:
             waiting.popleft()
@@ -127,7 +127,7 @@ class Engine:
             return
         block = self.served.block_tokens
         free = self.blocks - self.blocks_used()
-        while waiting and len(self.running) + len(self.prefilling) < MAX_RUNNING and self.backlog < STEP_TOKENS * 4:
+        while waiting and len(self.running) + len(self.prefilling) < most and self.backlog < STEP_TOKENS * 4:
             request = waiting[0]
             held = request.prompt + request.done
             need = (held + self.waste) / block
@@ -200,7 +200,7 @@ class Engine:
             self.window_busy_s += seconds
             self._rest(1.0)
             return
-        self._admit(end_s)
+        self._admit(end_s, wrong.max_running or MAX_RUNNING)
         running = len(self.running)
         if not running and not self.prefilling:
             self.window_s += seconds
@@ -304,10 +304,12 @@ class Engine:
 
     # --- what its endpoint says ------------------------------------------------------------------------------------------
 
-    def fields(self, now_s: float) -> dict[str, Value]:
+    def fields(self, now_s: float, wrong: EngineConditions) -> dict[str, Value]:
         """The engine's fields at `now_s`; rates and the mean step are those since the last call, quantiles of the last minute."""
         if not self.up:
             return {"up": 0, "probe_ok": 0}
+        if wrong.silent:
+            return {"up": 1, "probe_ok": 1}
         for window in (self.ttft, self.queued, self.latency, self.gap, self.prompts, self.outputs):
             window.expire(now_s)
         seconds = self.window_s or 1.0

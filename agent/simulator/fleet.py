@@ -17,7 +17,6 @@ from telemetry.catalogue import SIMULATED
 from telemetry.messages import say
 from telemetry.sample import Sample
 
-NODES_PER_RACK = 4
 NODES_PER_CIRCUIT = 2
 CIRCUIT_RATING_A = 40.0  # three-phase, 415 V
 LINE_V = 415.0
@@ -42,7 +41,7 @@ class Truth:
 @dataclass(slots=True)
 class _Planned:
     fault: Fault
-    node: Node
+    nodes: list[Node]  # all that it strikes; the named one comes first
     target: Target
     at_s: float
     null_twin: bool
@@ -63,7 +62,7 @@ class Fleet:
         self.nodes = [
             Node(
                 name=name,
-                rack=f"sim-r{i // NODES_PER_RACK + 1}",
+                rack=f"sim-r{i // settings.nodes_per_rack + 1}",
                 circuit=f"sim-c{i // NODES_PER_CIRCUIT + 1}",
                 gpus=settings.gpus_per_node,
                 group=settings.group,
@@ -110,7 +109,13 @@ class Fleet:
         member = names[node]
         gpu = min(1, len(member.gpus) - 1)
         target = Target(gpu=gpu, engine=gpu // member.group, engines=len(member.engines), gpus=len(member.gpus))
-        planned = _Planned(fault, member, target, self.elapsed_s if at_s is None else at_s, null_twin)
+        struck = {
+            "rack": self.racks[member.rack],
+            "circuit": self.circuits[member.circuit],
+            "cluster": self.nodes,
+        }.get(fault.scope, [member])
+        struck = sorted(struck, key=lambda other: other is not member)
+        planned = _Planned(fault, struck, target, self.elapsed_s if at_s is None else at_s, null_twin)
         self._planned.append(planned)
         return self._truth(planned)
 
@@ -120,8 +125,10 @@ class Fleet:
         return [self._truth(planned) for planned in self._planned]
 
     def _truth(self, planned: _Planned) -> Truth:
-        fault, node, target = planned.fault, planned.node, planned.target
+        fault, node, target = planned.fault, planned.nodes[0], planned.target
         subject = {"node": node.name}
+        if fault.scope in ("rack", "circuit", "cluster"):
+            subject = {fault.scope: node.tags[fault.scope]}
         if fault.scope in ("engine", "gpu"):
             subject["engine"] = node.engines[target.engine].name
         if fault.scope == "gpu":
@@ -154,7 +161,7 @@ class Fleet:
             returned = sum(node.cooling.exhaust_c for node in nodes) / len(nodes)
             for place, node in enumerate(nodes):
                 # some exhaust comes round again, more of it at the top of the rack
-                leak = 0.02 + 0.03 * place / max(1, NODES_PER_RACK - 1)
+                leak = 0.02 + 0.03 * place / max(1, self.settings.nodes_per_rack - 1)
                 node.advance(self.elapsed_s, seconds, SUPPLY_C + leak * (returned - SUPPLY_C))
         self.elapsed_s += seconds
         return found
@@ -167,17 +174,25 @@ class Fleet:
             age = self.elapsed_s - planned.at_s
             if age < 0:
                 continue
-            node, fault = planned.node, planned.fault
-            if node.name not in struck:
-                node.wrong = healthy(len(node.gpus), len(node.engines))
-                struck.add(node.name)
+            fault = planned.fault
             act = fault.twin if planned.null_twin else fault.effect
             strength = 1.0 if fault.onset_s <= 0 else min(1.0, age / fault.onset_s)
-            act(node.wrong, strength, age, planned.target)
-            events = fault.twin_events if planned.null_twin else fault.events
-            while planned.told < len(events) and events[planned.told].after_s <= age:
-                event = events[planned.told]
-                planned.told += 1
+            for node in planned.nodes:
+                if node.name not in struck:
+                    node.wrong = healthy(len(node.gpus), len(node.engines))
+                    struck.add(node.name)
+                act(node.wrong, strength, age, planned.target)
+            found += self._tell(planned, age)
+        return found
+
+    def _tell(self, planned: _Planned, age_s: float) -> list[Sample]:
+        """The events of a fault that are due and not yet told."""
+        events = planned.fault.twin_events if planned.null_twin else planned.fault.events
+        found: list[Sample] = []
+        while planned.told < len(events) and events[planned.told].after_s <= age_s:
+            event = events[planned.told]
+            planned.told += 1
+            for node in planned.nodes:
                 for subject in event.subjects(node.name, planned.target):
                     found.append(node.event(event.kind, subject, event.text, event.detail, event.code, self.time_ns))
         return found

@@ -51,6 +51,7 @@ class Gpu:
         "pcie_bytes_s",
         "power_w",
         "random",
+        "replays",
         "resistance",
         "rise_c",
         "sink_c",
@@ -85,6 +86,7 @@ class Gpu:
         self.throttled_s = {POWER_CAP: 0.0, SW_THERMAL: 0.0, HW_THERMAL: 0.0, BRAKE: 0.0}
         self.mem_share = self.compute_share = self.activity = self.busy = 0.0
         self.pcie_bytes_s = 0.0
+        self.replays = 0.0
         self.memory_used_bytes = 0.0
         self.window_j = 0.0
         self.window_s = 0.0
@@ -166,6 +168,7 @@ class Gpu:
         hbm = self.sink_c + 10 + 8 * self.mem_share + wrong.memory_rise_c * (0.3 + 0.7 * self.mem_share)
         self.memory_c += (hbm - self.memory_c) * self._k_memory
 
+        self.replays += wrong.replays_s * seconds
         self.clock_mhz = clock
         self.power_w = power
         self.mask = mask
@@ -226,7 +229,7 @@ class Gpu:
             "throttle_hw_thermal_s": round(self.throttled_s[HW_THERMAL], 3),
             "throttle_hw_power_brake_s": round(self.throttled_s[BRAKE], 3),
             "throttle_sync_boost_s": 0.0,
-            "pcie_replays_total": 0,
+            "pcie_replays_total": int(self.replays),
             "ecc_corrected_total": 0,
             "ecc_uncorrected_total": 0,
             "remapped_rows_total": 0,

@@ -71,9 +71,9 @@ class Node:
     def advance(self, elapsed_s: float, seconds: float, intake_c: float) -> None:
         """Move on by `seconds`, breathing air of `intake_c`."""
         wrong, cooling = self.wrong, self.cooling
-        limit = self.sku.power_limit_w if wrong.power_limit_w is None else wrong.power_limit_w
+        share = 1.0 if wrong.power_limit_share is None else wrong.power_limit_share
         for gpu in self.gpus:
-            gpu.limit_w = min(limit, self.sku.power_limit_w)
+            gpu.limit_w = float(round(self.sku.power_limit_w * share))
         slices = max(1, round(seconds / SLICE_S))
         step = seconds / slices
         for i in range(slices):
@@ -85,10 +85,10 @@ class Node:
             for e, engine in enumerate(self.engines):
                 first = e * self.group
                 engine.advance(now, step, wrong.engines[e], wrong.gpus[first : first + self.group])
-            brake = wrong.brake or self.supply.braking
+            brake = self.supply.braking
             watts = 0.0
             for gpu, board in zip(self.gpus, wrong.gpus, strict=True):
-                gpu.advance(step, cooling.inlet_c, resistance, brake, board)
+                gpu.advance(step, cooling.inlet_c, resistance * board.airflow, brake, board)
                 watts += gpu.power_w
             self.supply.carry(watts + HOST_W + cooling.fan_w, wrong.psus_lost)
         self.load1 += (4.0 + 0.45 * wrong.cpu_pct + 1.5 * len(self.engines) - self.load1) * min(1.0, seconds / 60)
@@ -101,17 +101,18 @@ class Node:
         wrong = self.wrong
         found: list[Sample] = []
         for gpu, tags, board in zip(self.gpus, self._gpu_tags, wrong.gpus, strict=True):
-            processes = 1 + wrong.foreign_processes
+            processes = int(self.engines[gpu.index // self.group].up) + wrong.foreign_processes
             found.append(Sample("gpu", tags, gpu.fields(self.sku.power_limit_w, processes, board), time_ns))
-        for engine, tags in zip(self.engines, self._engine_tags, strict=True):
-            found.append(Sample("engine", tags, engine.fields(now_s), time_ns))
+        for engine, tags, state in zip(self.engines, self._engine_tags, wrong.engines, strict=True):
+            found.append(Sample("engine", tags, engine.fields(now_s, state), time_ns))
         found.append(Sample("host", self.tags, self._host(), time_ns))
         return found
 
     def slow(self, time_ns: int) -> list[Sample]:
         """What the management controller says, every few seconds: supplies, air; and the agent on itself."""
         found = [Sample("psu", tags, self.supply.psu_fields(i), time_ns) for i, tags in enumerate(self._psu_tags)]
-        cap = None if self.wrong.power_limit_w is None else self.wrong.power_limit_w * len(self.gpus) + HOST_W
+        capped = self.wrong.power_limit_share is not None
+        cap = sum(gpu.limit_w for gpu in self.gpus) + HOST_W if capped else None
         found.append(Sample("power", self.tags, self.supply.power_fields(cap), time_ns))
         found.append(Sample("thermal", self.tags, self.cooling.fields(), time_ns))
         jitter = self.random.random

@@ -26,6 +26,7 @@ class SimulatorSettings:
     nodes: int = 4
     gpus_per_node: int = 8
     group: int = 2  # GPUs of one engine (tensor parallel)
+    nodes_per_rack: int = 4
     sku: str = "h100-sxm"
     load: float = 0.83  # of the engines' capacity, at the busiest hour
     fault: str | None = None
@@ -38,7 +39,8 @@ class SimulatorSettings:
     language: str = "en"
 
     def __post_init__(self) -> None:
-        for name, value in {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node, "group": self.group}.items():
+        whole = ("nodes", "gpus_per_node", "group", "nodes_per_rack")
+        for name, value in ((name, getattr(self, name)) for name in whole):
             if value < 1:
                 self._refuse("at_least", name=name, least=1, value=value)
         if self.gpus_per_node % self.group:

@@ -43,7 +43,7 @@ def vllm(
         values = {
             "num_requests_running": running[index],
             "num_requests_waiting": waiting[index],
-            **{name: kv[index] for name in kv_names},
+            **dict.fromkeys(kv_names, kv[index]),
             "generation_tokens_total": generated[index],
             "prompt_tokens_total": prompts[index],
             "num_preemptions_total": 2 + index,

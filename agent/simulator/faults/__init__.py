@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.simulator.faults import memory, power, requests, scheduling, software, thermal
+from agent.simulator.faults import gpu, host, memory, power, requests, scheduling, software, telemetry, thermal
 from agent.simulator.faults.fault import Fault
 
 FAULTS: Mapping[str, Fault] = {
-    fault.name: fault for room in (thermal, power, memory, requests, scheduling, software) for fault in room.FAULTS
+    fault.name: fault
+    for kind in (thermal, power, gpu, memory, requests, scheduling, host, software, telemetry)
+    for fault in kind.FAULTS
 }

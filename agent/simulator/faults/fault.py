@@ -48,7 +48,7 @@ class Fault:
 
     name: str
     cause: str  # as in rules.verdict.Cause
-    scope: str  # gpu, engine, node
+    scope: str  # gpu, engine, node, rack, circuit, cluster
     onset_s: float  # 0: sudden; else it grows evenly over this long
     effect: Effect
     twin: Effect

@@ -14,12 +14,20 @@ def _one_supply_lost(wrong: Conditions, _strength: float, _age_s: float, _target
     wrong.psus_lost = 1
 
 
+def _capped(share: float, wrong: Conditions) -> None:
+    wrong.power_limit_share = share
+
+
 def _capped_low(wrong: Conditions, _strength: float, _age_s: float, _target: Target) -> None:
-    wrong.power_limit_w = 350.0
+    _capped(0.5, wrong)
+
+
+def _capped_slowly(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
+    _capped(1 - 0.55 * strength, wrong)
 
 
 def _capped_above_need(wrong: Conditions, _strength: float, _age_s: float, _target: Target) -> None:
-    wrong.power_limit_w = 690.0
+    _capped(0.985, wrong)
 
 
 FAULTS = (
@@ -36,4 +44,6 @@ FAULTS = (
     ),
     # a limit set out of band, far below what the load draws; the twin's limit is one that the load does not reach
     Fault("power-cap", "power", "node", 0, _capped_low, _capped_above_need),
+    # a budget for the whole rack that tightens step by step
+    Fault("rack-power-cap", "power", "rack", 240, _capped_slowly, _capped_above_need),
 )
