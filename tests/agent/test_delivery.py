@@ -1,0 +1,265 @@
+"""Delivery loses nothing in an outage, shows live data first after it, and lets no sample hold up the others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.delivery import Delivery
+from agent.spool import Spool
+from telemetry.sample import Sample
+from telemetry.store import Rejected, Store, StoreDown, StoreError, open_store
+from telemetry.store.sqlite import SqliteStore
+
+S = 10**9
+T0 = 1_795_960_800 * S
+
+
+def host(second: int) -> Sample:
+    return Sample("host", {"node": "n1"}, {"load1": float(second)}, T0 + second * S)
+
+
+class Ledger:
+    """A store in a list, that fails as told. It stands in for a network; SQLite stands in the tests that need a real store."""
+
+    url = "ledger://"
+
+    def __init__(self) -> None:
+        self.batches: list[list[Sample]] = []
+        self.down: Exception | None = None
+        self.poison: Callable[[Sample], bool] = lambda sample: False
+        self.opened = 0
+        self.arrived = threading.Event()
+
+    def open(self) -> Store:
+        self.opened += 1
+        return self  # type: ignore[return-value]
+
+    def write(self, samples: Sequence[Sample]) -> list[Rejected]:
+        if self.down is not None:
+            raise self.down
+        if any(self.poison(sample) for sample in samples):
+            raise TypeError("a defect")
+        self.batches.append(list(samples))
+        self.arrived.set()
+        return []
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def times(self) -> list[int]:
+        return [(sample.time_ns - T0) // S for batch in self.batches for sample in batch]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fill(spool: Spool, seconds: Sequence[int], clock: Clock | None = None) -> None:
+    for second in seconds:
+        if clock is not None:
+            clock.now = float(second)
+        spool.append([host(second)])
+        spool.commit()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+
+
+def test_live_samples_come_first_after_an_outage_and_the_rest_newest_first(tmp_path: Path) -> None:
+    fill_spool = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+    fill(fill_spool, range(100))
+    fill_spool.close()
+    spool = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+    ledger = Ledger()
+    delivery = Delivery(spool, ledger.open, batch_samples=30)
+    ledger.down = StoreDown("gone")
+    fill(spool, range(100, 103))
+    assert delivery.carry() >= 1.0
+    ledger.down = None
+    second = 103
+    while spool.waiting_blocks:
+        fill(spool, [second])
+        delivery.carry()
+        assert second in ledger.times
+        second += 1
+    assert [(b[0].time_ns - T0) // S for b in ledger.batches] == [100, 70, 104, 40, 105, 10, 106, 0]
+    assert sorted(ledger.times) == list(range(second))
+    assert delivery.delivered == second and delivery.errors == 1
+    spool.close()
+
+
+def test_backoff_doubles_from_one_second_to_sixty_with_jitter(spool: Spool) -> None:
+    ledger = Ledger()
+    ledger.down = StoreDown("gone")
+    fill(spool, [0])
+    full = Delivery(spool, ledger.open, jitter=lambda: 1.0)
+    assert [full.carry() for _ in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    half = Delivery(spool, ledger.open, jitter=lambda: 0.0)
+    assert [half.carry() for _ in range(8)] == [1, 1, 2, 4, 8, 16, 30, 30]
+    ledger.down = None
+    assert full.carry() == 0.0 and full.connected and full.last_error == ""
+    ledger.down = StoreDown("gone")
+    fill(spool, [1])
+    assert full.carry() == 1.0
+    spool.close()
+
+
+def test_an_hour_of_outage_is_at_most_one_log_line_a_minute(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    ledger = Ledger()
+    ledger.down = StoreDown("influxdb://db:8086: refused")
+    delivery = Delivery(spool, ledger.open, monotonic=clock, jitter=lambda: 0.0, target="influxdb://db:8086")
+    fill(spool, [0])
+    attempts = 0
+    with caplog.at_level(logging.INFO):
+        while clock.now < 3600:
+            clock.now += delivery.carry()
+            attempts += 1
+    assert 60 <= attempts <= 130
+    assert 30 <= len(caplog.records) <= 61
+    assert all("influxdb://db:8086" in record.getMessage() for record in caplog.records)
+    assert delivery.errors == attempts
+    spool.close()
+
+
+def test_a_sample_that_breaks_the_store_is_counted_and_the_other_4999_arrive(spool: Spool, tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.poison = lambda sample: sample.tags["node"] == "n1234"
+    delivery = Delivery(spool, ledger.open)
+    spool.append([Sample("host", {"node": f"n{i}"}, {"load1": 1.0}, T0) for i in range(5000)])
+    spool.commit()
+    while spool.waiting_blocks:
+        assert delivery.carry() < 1.0
+    assert len({s.tags["node"] for batch in ledger.batches for s in batch}) == 4999
+    assert delivery.rejected == 1 and delivery.delivered == 4999 and delivery.connected
+    spool.close()
+
+
+def test_a_refused_sample_is_counted_and_not_sent_again(spool: Spool) -> None:
+    class Picky(Ledger):
+        def write(self, samples: Sequence[Sample]) -> list[Rejected]:
+            super().write(samples)
+            return [Rejected(sample, "field type conflict") for sample in samples if sample.time_ns == T0 + S]
+
+    ledger = Picky()
+    delivery = Delivery(spool, ledger.open)
+    fill(spool, range(3))
+    delivery.carry()
+    assert spool.waiting_blocks == 0
+    assert (delivery.delivered, delivery.rejected) == (2, 1)
+    spool.close()
+
+
+def test_a_store_that_cannot_be_opened_is_tried_again(spool: Spool, tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    place.mkdir()  # a folder where the file should be
+    delivery = Delivery(spool, lambda: open_store(f"sqlite://{place}"))
+    fill(spool, range(3))
+    assert delivery.carry() >= 1.0
+    assert "is a folder" in delivery.last_error and not delivery.connected
+    place.rmdir()
+    assert delivery.carry() == 0.0
+    store = open_store(f"sqlite://{place}")
+    assert store.samples("host", start_ns=T0, end_ns=T0 + 9 * S) == [host(0), host(1), host(2)]
+    store.close()
+    spool.close()
+
+
+def test_the_thread_delivers_what_is_appended_and_stops_in_time(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", commit_every_s=0.05, min_free_bytes=0)
+    delivery = Delivery(spool, lambda: open_store(f"sqlite://{tmp_path}/store.db"))
+    delivery.start()
+    for second in range(50):
+        spool.append([host(second)])
+    spool.append([host(50)])
+    assert delivery.stop(timeout_s=20.0)
+    store: Store = SqliteStore(f"sqlite://{tmp_path}/store.db")
+    assert store.samples("host", start_ns=T0, end_ns=T0 + 100 * S) == [host(second) for second in range(51)]
+    assert delivery.lag_s == 0.0 and spool.waiting_blocks == 0
+    store.close()
+    spool.close()
+
+
+def test_stop_does_not_wait_for_a_store_that_hangs(tmp_path: Path) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    class Hanging(Ledger):
+        def write(self, samples: Sequence[Sample]) -> list[Rejected]:
+            entered.set()
+            release.wait(30)
+            return super().write(samples)
+
+    spool = Spool(tmp_path / "spool", commit_every_s=0.02, min_free_bytes=0)
+    delivery = Delivery(spool, Hanging().open)
+    delivery.start()
+    spool.append([host(0)])
+    assert entered.wait(10)
+    assert not delivery.stop(timeout_s=0.1)
+    release.set()
+    spool.close()
+
+
+def test_stop_during_backoff_ends_at_once_and_keeps_the_samples(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.down = StoreError("no permission")
+    spool = Spool(tmp_path / "spool", commit_every_s=0.02, min_free_bytes=0)
+    delivery = Delivery(spool, ledger.open)
+    delivery.start()
+    spool.append([host(0)])
+    while not delivery.errors:
+        time.sleep(0.01)
+    assert delivery.stop(timeout_s=20.0)
+    spool.close()
+    again = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+    assert [b.samples() for b in again.backlog(10)] == [[host(0)]]
+    again.close()
+
+
+def test_restarts_in_an_outage_lose_nothing(tmp_path: Path) -> None:
+    down = Ledger()
+    down.down = StoreDown("gone")
+    second = 0
+    for _ in range(20):
+        spool = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+        delivery = Delivery(spool, down.open)
+        for _ in range(7):
+            fill(spool, [second])
+            second += 1
+        delivery.carry()
+        spool.close()
+    spool = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+    delivery = Delivery(spool, lambda: open_store(f"sqlite://{tmp_path}/store.db"), batch_samples=13)
+    while spool.waiting_blocks:
+        delivery.carry()
+    store = open_store(f"sqlite://{tmp_path}/store.db")
+    assert store.samples("host", start_ns=T0, end_ns=T0 + 1000 * S) == [host(s) for s in range(140)]
+    store.close()
+    spool.close()
+
+
+def test_a_second_delivery_of_the_same_changes_nothing(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/store.db"
+    answers: list[Mapping[str, object]] = []
+    for _ in range(2):
+        spool = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+        fill(spool, range(20))
+        Delivery(spool, lambda: open_store(url)).carry()
+        spool.close()
+        store = open_store(url)
+        columns = store.range("host", ["load1"], start_ns=T0, end_ns=T0 + 20 * S, step_ns=5 * S)
+        answers.append({"rows": store.samples("host", start_ns=T0, end_ns=T0 + 99 * S), "columns": columns})
+        store.close()
+    assert answers[0] == answers[1]
