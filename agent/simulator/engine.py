@@ -306,12 +306,12 @@ class Engine:
 
     def fields(self, now_s: float, wrong: EngineConditions) -> dict[str, Value]:
         """The engine's fields at `now_s`; rates and the mean step are those since the last call, quantiles of the last minute."""
+        for window in (self.ttft, self.queued, self.latency, self.gap, self.prompts, self.outputs):
+            window.expire(now_s)
         if not self.up:
             return {"up": 0, "probe_ok": 0}
         if wrong.silent:
             return {"up": 1, "probe_ok": 1}
-        for window in (self.ttft, self.queued, self.latency, self.gap, self.prompts, self.outputs):
-            window.expire(now_s)
         seconds = self.window_s or 1.0
         running = len(self.running) + len(self.prefilling)
         used = self.blocks_used()

@@ -16,7 +16,7 @@ from telemetry.catalogue import EVENT_KINDS, SIMULATED, check, problems
 from telemetry.messages import LANGUAGES, say
 from telemetry.sample import Sample
 
-BEFORE_S, AFTER_S, JUDGED_S, STRIDE = 80, 200, 100, 2
+BEFORE_S, AFTER_S, JUDGED_S, STRIDE = 80, 180, 80, 2
 STRUCK, OTHER = "sim-n02", "sim-n01"
 E0, E1 = f"{STRUCK}-e0", f"{STRUCK}-e1"
 
