@@ -34,6 +34,7 @@ class EngineConditions:
     max_running: int | None = None  # configured lower than it was
     silent: bool = False  # the endpoint answers, but gives no statistics
     version: str | None = None
+    config: str | None = None
 
 
 @dataclass(slots=True)

@@ -9,10 +9,11 @@ RESTART_S = 12.0
 WARM_UP_S = 420.0
 
 
-def _restarted(wrong: Conditions, age_s: float, version: str | None) -> None:
+def _restarted(wrong: Conditions, age_s: float, version: str | None = None, config: str | None = None) -> None:
     for engine in wrong.engines:
         engine.down = age_s < RESTART_S
         engine.version = version
+        engine.config = config
 
 
 def _slower_kernels(wrong: Conditions, _strength: float, age_s: float, _target: Target) -> None:
@@ -26,23 +27,23 @@ def _as_fast_as_before(wrong: Conditions, _strength: float, age_s: float, _targe
 
 
 def _small_batch(wrong: Conditions, _strength: float, age_s: float, _target: Target) -> None:
-    _restarted(wrong, age_s, "1.8.2-c2")
+    _restarted(wrong, age_s, config="b")
     for engine in wrong.engines:
         engine.max_running = 24
 
 
 def _same_batch(wrong: Conditions, _strength: float, age_s: float, _target: Target) -> None:
-    _restarted(wrong, age_s, "1.8.2-c2")
+    _restarted(wrong, age_s, config="b")
 
 
 def _long_warm_up(wrong: Conditions, _strength: float, age_s: float, _target: Target) -> None:
-    _restarted(wrong, age_s, None)
+    _restarted(wrong, age_s)
     for engine in wrong.engines:
         engine.step_scale = 1 + 1.2 * max(0.0, 1 - age_s / WARM_UP_S)
 
 
 def _warm_at_once(wrong: Conditions, _strength: float, age_s: float, _target: Target) -> None:
-    _restarted(wrong, age_s, None)
+    _restarted(wrong, age_s)
 
 
 _STARTED = Happening("restart", "engines", "started", "", 0, RESTART_S)

@@ -311,6 +311,8 @@ def bad_deploy(wrong: Look, well: Look) -> None:
 
 def bad_config(wrong: Look, well: Look) -> None:
     assert max(wrong.values("engine", "requests_running")) <= 24
+    told = {(s.fields["version"], s.fields["config_hash"]) for s in wrong.samples if s.measurement == "engine"}
+    assert told == {("1.8.2", "sim-b")}
     assert wrong.mean("engine", "kv_used_pct") < 40
     assert wrong.clean
     assert loss_pct(wrong, well) > 20

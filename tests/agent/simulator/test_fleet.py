@@ -113,9 +113,10 @@ def test_generated_tokens_are_those_of_the_requests_that_ended_and_run(healthy: 
         fleet.step(1.0)
     for node in fleet.nodes:
         for engine in node.engines:
-            held = sum(entry[2].base + engine.step - entry[2].prompt for entry in engine.running)
-            finished = engine.generated - held  # by those that ended
-            assert finished / engine.finished == pytest.approx(211, rel=0.15)  # the trace's mean answer
+            batch = engine.batch
+            held = sum(entry[2].base + batch.step - entry[2].prompt for entry in batch.running)
+            finished = batch.generated - held  # by those that ended
+            assert finished / batch.finished == pytest.approx(211, rel=0.15)  # the trace's mean answer
 
 
 def test_nothing_exceeds_its_bounds(healthy: list[Sample]) -> None:
