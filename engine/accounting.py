@@ -1,0 +1,60 @@
+"""Operations and bytes of a step, counted from what was planned: the numerators of MFU and MBU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.scheduler import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step has to do at least."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What this device reached in a short probe at start: FLOP/s of a large product, bytes/s of reading memory."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """Constants of one loaded model."""
+
+    layer_weights: int  # numbers in all layers' matrices
+    head_weights: int
+    layer_bytes: int  # of the same, as stored
+    head_bytes: int
+    embedding_row_bytes: int
+    kv_bytes_per_token: int
+    attention_width: int  # layers x heads x head_dim
+
+    def of(self, rows: Iterable[Row]) -> Work:
+        """Work of one step.
+
+        FLOPs: 2 per weight and token, 2 per head weight and sampled token, 4 x layers x heads x head_dim per token and token
+        it attends to (Q K^T and the weighted sum of V). Bytes: every weight once per step (the head only if something is
+        sampled), the embedding rows, the cache of each row's context read once, K and V of new tokens written. Activations
+        are left out: they stay in the cache of the processor.
+        """
+        tokens = sampled = attended = read = 0
+        for row in rows:
+            tokens += row.count
+            sampled += row.samples
+            attended += row.count * row.start + row.count * (row.count + 1) // 2
+            read += row.context
+        flops = 2 * self.layer_weights * tokens + 2 * self.head_weights * sampled + 4 * self.attention_width * attended
+        moved = (
+            self.layer_bytes
+            + (self.head_bytes if sampled else 0)
+            + tokens * self.embedding_row_bytes
+            + (read + tokens) * self.kv_bytes_per_token
+        )
+        return Work(flops, moved)

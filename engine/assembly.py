@@ -1,0 +1,139 @@
+"""Puts an engine together from settings: finds the model, loads it, sizes the cache, probes the device, warms up."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from engine.blocks import BlockPool
+from engine.checkpoints.find import find_model, open_checkpoint
+from engine.core import Engine
+from engine.kvstore import KVStore, bytes_per_token
+from engine.linear import Packed, Plain
+from engine.loader import load_decoder
+from engine.modelconfig import ModelConfig
+from engine.probe import measure_peaks
+from engine.queue import FirstCome
+from engine.request import Request, Sampling
+from engine.runner import Runner, cost_of
+from engine.scheduler import Scheduler
+from engine.settings import EngineSettings, SettingsError
+from engine.stats import EngineStats
+from engine.threads import ThreadChooser, usable_cores
+from engine.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]
+"""Hears the stage (weights, cache, probe, warm-up) and how much of it is done, 0..1."""
+
+DEFAULT_KV_GIB = 1.0
+CUDA_KV_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    engine: Engine
+    tokenizer: Tokenizer
+    config: ModelConfig
+
+
+def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], None]) -> Assembled:
+    """A warm engine. ModelNotFound, UnsupportedModel and SettingsError are the user's to mend; anything else is a defect."""
+    progress("weights", 0.0)
+    checkpoint = open_checkpoint(Path(find_model(settings.model)))
+    config = checkpoint.config
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, config, device)
+    context = min(config.context, settings.max_context or config.context)
+    tokenizer = checkpoint.tokenizer()
+    threads = min(settings.threads, usable_cores()) if settings.threads else usable_cores()
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        decoder = load_decoder(checkpoint, dtype, device, context, lambda done: progress("weights", done), log)
+        progress("cache", 0.0)
+        num_blocks = choose_blocks(settings, config, dtype, device)
+        cache = KVStore(config, num_blocks, settings.block_size, dtype, device)
+        progress("probe", 0.0)
+        kernel = Packed if isinstance(decoder.head, Packed) else Plain
+        peaks = measure_peaks(kernel, dtype, device)
+    log(f"peak: {peaks.flops_per_s / 1e9:.0f} GFLOP/s, {peaks.bytes_per_s / 1e9:.1f} GB/s")
+    pool = BlockPool(num_blocks, settings.block_size)
+    # A request never outgrows the pool, so that the last one running can always finish.
+    context = min(context, pool.num_slots)
+    budget = settings.token_budget or max(settings.max_seqs, 256 if device.type == "cpu" else 2048)
+    scheduler = Scheduler(pool, FirstCome(), settings.max_seqs, budget, settings.stream_buffer)
+    chooser = ThreadChooser(threads if device.type == "cpu" else 1)
+    engine = Engine(
+        scheduler,
+        Runner(decoder, cache, chooser),
+        cost_of(decoder),
+        EngineStats(started_s=time.monotonic(), peaks=peaks),
+        tokenizer.end_tokens,
+        context,
+        settings.stall_timeout_s,
+    )
+    warm_up(engine, config.vocab, lambda done: progress("warm-up", done))
+    engine.stats = EngineStats(started_s=time.monotonic(), peaks=peaks)  # what warming up counted is nobody's traffic
+    engine.beat()
+    return Assembled(engine, tokenizer, config)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """SettingsError when CUDA is asked for and not there."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise SettingsError(
+            f"device is {wanted!r}: torch sees {torch.cuda.device_count()} CUDA devices; use cpu or auto"
+        )
+    return device
+
+
+def choose_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """float32 on CPU, the checkpoint's own half precision on CUDA, unless one is asked for."""
+    if wanted == "auto":
+        wanted = config.dtype if device.type == "cuda" and config.dtype in ("bfloat16", "float16") else "float32"
+    dtype: torch.dtype = getattr(torch, wanted)
+    return dtype
+
+
+def choose_blocks(settings: EngineSettings, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """How many KV blocks fit. SettingsError when not even one sequence of two blocks does."""
+    if settings.kv_blocks is not None:
+        return settings.kv_blocks
+    block_bytes = bytes_per_token(config, dtype) * settings.block_size
+    if settings.kv_memory_gib is not None:
+        room = int(settings.kv_memory_gib * 2**30)
+    elif device.type == "cuda":
+        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
+    else:
+        room = min(int(DEFAULT_KV_GIB * 2**30), psutil.virtual_memory().available // 2)
+    if room < 2 * block_bytes:
+        raise SettingsError(
+            f"kv_memory_gib: {room / 2**30:.3f} GiB hold less than two KV blocks of {block_bytes / 2**20:.1f} MiB; give it more"
+        )
+    return room // block_bytes
+
+
+def warm_up(engine: Engine, vocab: int, progress: Callable[[float], None]) -> None:
+    """Real prefills and decodes at the batch sizes that will come, so that the first client doesn't pay for first times.
+
+    Every thread count gets its turn at each size, which gives the chooser something to choose from.
+    """
+    sizes = [n for n in (1, 2, 4, 8, 16, 32) if n <= engine.scheduler.max_seqs]
+    room = min(engine.context - 8, 24)
+    numbers = itertools.count()
+    for done, size in enumerate(sizes):
+        for _ in range(size):
+            prompt = [(7 * number + 11) % vocab for number in range(max(1, room))]
+            sampling = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
+            engine.add(Request(f"warm-up-{next(numbers)}", prompt, sampling, arrived_s=time.monotonic()))
+        while engine.has_work:
+            engine.step()
+        progress((done + 1) / len(sizes))

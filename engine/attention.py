@@ -1,0 +1,70 @@
+"""Attention over the paged cache: gather by block, then torch's scaled-dot-product attention, on CPU and CUDA alike."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine.batch import Batch, DecodeGroup, PrefillChunk
+from engine.modelconfig import ModelConfig
+
+Tensor = torch.Tensor
+
+
+class GatherAttention:
+    """Grouped-query attention of one step's tokens; K and V of these tokens must be in the cache already.
+
+    In decoding, the queries that share a KV head stand as rows of one small query matrix, so K and V are never repeated.
+    A row's result does not depend on its padding: the mask makes those weights exactly 0.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.heads = config.num_heads
+        self.groups = config.num_kv_heads
+        self.per_group = config.num_heads // config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.q_width = config.q_width
+        self.kv_width = config.kv_width
+
+    def __call__(self, batch: Batch, qkv: Tensor, cache: Tensor) -> Tensor:
+        """[tokens, q_width + kv_width] -> [tokens, q_width]. `cache` is one layer's [blocks, block_size * kv_width]."""
+        if len(batch.decode) == 1 and not batch.prefill:
+            return self._decode(batch.decode[0], qkv, cache)
+        out = qkv.new_empty(qkv.shape[0], self.q_width)
+        for group in batch.decode:
+            out[group.begin : group.end] = self._decode(group, qkv, cache)
+        for chunk in batch.prefill:
+            out[chunk.begin : chunk.end] = self._prefill(chunk, qkv, cache)
+        return out
+
+    def _decode(self, group: DecodeGroup, qkv: Tensor, cache: Tensor) -> Tensor:
+        rows = group.end - group.begin
+        q = qkv[group.begin : group.end, : self.q_width].view(rows, self.groups, self.per_group, self.head_dim)
+        if group.view is not None:
+            first, tokens = group.view
+            begin = first * cache.shape[1] // self.kv_width
+            kv = cache.view(-1, self.kv_width)[begin : begin + tokens].unsqueeze(0)
+        else:
+            assert group.table is not None
+            kv = cache.index_select(0, group.table).view(rows, -1, self.kv_width)
+        k, v = self._split(kv)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(rows, self.q_width)
+
+    def _prefill(self, chunk: PrefillChunk, qkv: Tensor, cache: Tensor) -> Tensor:
+        own = qkv[chunk.begin : chunk.end].unsqueeze(0)
+        tokens = chunk.end - chunk.begin
+        q = own[..., : self.q_width].view(1, tokens, self.heads, self.head_dim).transpose(1, 2)
+        if chunk.table is None:
+            k, v = self._split(own[..., self.q_width :])
+        else:
+            gathered = cache.index_select(0, chunk.table).view(1, -1, self.kv_width)
+            k, v = self._split(gathered[:, : chunk.context])
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, enable_gqa=self.per_group > 1
+        )
+        return out.transpose(1, 2).reshape(tokens, self.q_width)
+
+    def _split(self, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, tokens, kv_width] -> K and V, each a view [rows, KV heads, tokens, head_dim]."""
+        both = kv.view(kv.shape[0], kv.shape[1], 2, self.groups, self.head_dim)
+        return both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)

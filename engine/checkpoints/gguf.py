@@ -1,0 +1,100 @@
+"""Weights, shape and tokenizer from one GGUF file. Quantised tensors are dequantised to float32 by the `gguf` library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import tokenizers
+import torch
+
+from engine.chat import ChatTemplate
+from engine.checkpoints.ggufvocab import build_tokenizer
+from engine.modelconfig import ModelConfig, UnsupportedModel, from_gguf
+from engine.tokenizer import Tokenizer
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+"""Hugging Face's names -> llama.cpp's, without layer and suffix."""
+
+
+def gguf_name(name: str) -> str:
+    """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight"""
+    stem, suffix = name.rsplit(".", 1)
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{_NAMES[part]}.{suffix}"
+    return f"{_NAMES[stem]}.{suffix}"
+
+
+class GGUFFile:
+    """One file, memory-mapped: a tensor is dequantised when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            reader = gguf.GGUFReader(path)
+        except (ValueError, OSError, IndexError) as error:
+            raise UnsupportedModel(f"{path}: not a readable GGUF file ({error})") from None
+        self.path = path
+        self.metadata: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        factors = self._tensors.get("rope_freqs.weight")
+        try:
+            self.config: ModelConfig = from_gguf(
+                self.metadata,
+                tied="output.weight" not in self._tensors,
+                rope_factors=None if factors is None else tuple(float(f) for f in factors.data),
+            )
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{path}: {error}") from None
+        except KeyError as missing:
+            raise UnsupportedModel(f"{path}: the GGUF file has no {missing}") from None
+
+    def has(self, name: str) -> bool:
+        return gguf_name(name) in self._tensors
+
+    def tensor(self, name: str) -> torch.Tensor:
+        stored = self._tensors[gguf_name(name)]
+        numbers = gguf.dequantize(stored.data, stored.tensor_type)
+        values = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
+        if self.config.family != "qwen2":
+            if ".q_proj." in name:
+                return _ungroup(values, self.config.num_heads)
+            if ".k_proj." in name:
+                return _ungroup(values, self.config.num_kv_heads)
+        return values
+
+    def tokenizer(self) -> Tokenizer:
+        inner = build_tokenizer(self.metadata, self.path)
+        source = self.metadata.get("tokenizer.chat_template")
+        tokens = self.metadata["tokenizer.ggml.tokens"]
+        special = {
+            f"{short}_token": tokens[self.metadata[f"tokenizer.ggml.{long}_token_id"]]
+            for short, long in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+            if f"tokenizer.ggml.{long}_token_id" in self.metadata
+        }
+        return Tokenizer(inner, self._end_tokens(inner), ChatTemplate(source, special) if source else None)
+
+    def _end_tokens(self, inner: tokenizers.Tokenizer) -> frozenset[int]:
+        keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+        return frozenset(self.metadata[f"tokenizer.ggml.{k}"] for k in keys if f"tokenizer.ggml.{k}" in self.metadata)
+
+
+def _ungroup(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a llama-family Q or K from llama.cpp's order (rotary pairs next to each other) to Hugging Face's (halves)."""
+    head_dim = weight.shape[0] // heads
+    pairs = weight.reshape(heads, head_dim // 2, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,23 @@
+"""What every checkpoint format offers to the loader."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from engine.modelconfig import ModelConfig
+from engine.tokenizer import Tokenizer
+
+
+class Checkpoint(Protocol):
+    """A model on disk. Tensors go by their Hugging Face names, whatever the format."""
+
+    config: ModelConfig
+
+    def has(self, name: str) -> bool: ...
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor in its stored precision (quantised ones as float32). KeyError when there is none of that name."""
+
+    def tokenizer(self) -> Tokenizer: ...

@@ -1,0 +1,232 @@
+"""The engine itself: requests in, steps, tokens and text out. One thread drives it; it knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.accounting import ModelCost
+from engine.request import Finish, Request, State
+from engine.scheduler import Row, Scheduler, StepPlan
+from engine.stats import EngineStats, Occupancy, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step gave one request. `tokens` may bring no text yet; `finish` is set with the last output."""
+
+    request: Request
+    text: str
+    tokens: int
+    finish: Finish | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The next token of every row that samples, and how long the step took."""
+
+    tokens: tuple[tuple[Row, int], ...]
+    seconds: float
+
+
+class OutOfMemory(RuntimeError):
+    """The device had no memory for this step. Cache and weights are as before."""
+
+
+class StepRunner(Protocol):
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a plan's tokens and choose the next ones. OutOfMemory leaves everything usable."""
+
+
+class Engine:
+    """`context` bounds prompt plus output of one request. `end_tokens` end an output and are not part of its text."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        cost: ModelCost,
+        stats: EngineStats,
+        end_tokens: frozenset[int],
+        context: int,
+        stall_timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.stats = stats
+        self.context = context
+        self._runner = runner
+        self._cost = cost
+        self._end_tokens = end_tokens
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. ValueError when its id is in use or its prompt leaves no room for output."""
+        if request.id in self._requests:
+            raise ValueError(f"request id {request.id} is in use")
+        if request.num_tokens >= self.context:
+            raise ValueError(f"the prompt has {request.num_tokens} tokens, the context ends at {self.context}")
+        self._requests[request.id] = request
+        self.scheduler.add(request)
+        with self.stats.lock:
+            self.stats.record_prompt(self._clock(), request.prompt)
+
+    def abort(self, ids: Iterable[str]) -> list[Output]:
+        """End requests now; their blocks are free when this returns. Unknown ids are ignored."""
+        outputs = []
+        for id in ids:
+            request = self._requests.get(id)
+            if request is not None:
+                self.scheduler.remove(request)
+                outputs.append(self._end(request, Finish.ABORT, "", 0))
+        if outputs:
+            self.beat()
+        return outputs
+
+    def step(self) -> list[Output]:
+        """One step: plan, run, take in the tokens. Any exception but OutOfMemory is the end of this engine."""
+        outputs = self._give_up_stalled()
+        plan = self.scheduler.schedule()
+        now = self._clock()
+        outputs += [self._end(request, Finish.ERROR, "", 0, reason) for request, reason in plan.failed]
+        self._note_first_scheduled(plan, now)
+        if plan.rows:
+            try:
+                result = self._runner.run(plan)
+            except OutOfMemory as error:
+                outputs += self._out_of_memory(plan, str(error))
+            else:
+                outputs += self._take_in(plan, result)
+        with self.stats.lock:
+            self.stats.counters.preemptions_total += len(plan.preempted)
+        self.beat()
+        return outputs
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step now would have nothing to compute: no request, or all are paused by slow clients."""
+        return not len(self.scheduler.waiting) and all(self.scheduler.is_paused(r) for r in self.scheduler.running)
+
+    def beat(self) -> None:
+        """Publish who is where, and that the loop is alive."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        running = scheduler.running
+        occupancy = Occupancy(
+            running=len(running),
+            waiting=len(scheduler.waiting),
+            blocks=pool.num_blocks,
+            blocks_taken=pool.num_taken,
+            block_size=pool.block_size,
+            slots_written=sum(r.num_computed for r in running),
+            context_mean=sum(r.num_computed for r in running) / len(running) if running else None,
+        )
+        with self.stats.lock:
+            self.stats.occupancy = occupancy
+            self.stats.beat_s = self._clock()
+
+    def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
+        with self.stats.lock:
+            for row in plan.rows:
+                if row.request.first_scheduled_s is None:
+                    row.request.first_scheduled_s = now
+                    self.stats.queue_time.observe(now - row.request.arrived_s)
+
+    def _take_in(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        now = self._clock()
+        with self.stats.lock:
+            self.stats.record_step(StepRecord(now, result.seconds, plan.num_tokens, self._cost.of(plan.rows)))
+            for row in plan.rows:
+                self._count_prompt(row)
+                row.request.num_computed += row.count
+            for row, _ in result.tokens:
+                self._time_token(row.request, now)
+            self.stats.counters.generation_tokens_total += len(result.tokens)
+        return [self._append(row.request, token, now) for row, token in result.tokens]
+
+    def _count_prompt(self, row: Row) -> None:
+        """Tokens of the prompt count once; what a preempted request computes again counts as recomputed."""
+        request = row.request
+        first_time = max(0, min(row.context, request.prompt) - max(row.start, request.num_prompt_counted))
+        request.num_prompt_counted += first_time
+        self.stats.counters.prompt_tokens_total += first_time
+        if request.num_preempted:
+            decoded = 1 if row.samples and row.context > request.prompt else 0
+            self.stats.counters.recomputed_tokens_total += max(0, row.count - first_time - decoded)
+
+    def _time_token(self, request: Request, now: float) -> None:
+        if request.last_token_s is None:
+            self.stats.time_to_first_token.observe(now - request.arrived_s)
+        else:
+            self.stats.inter_token_latency.observe(now - request.last_token_s)
+        request.last_token_s = now
+
+    def _append(self, request: Request, token: int, now: float) -> Output:
+        request.tokens.append(token)
+        sampling = request.sampling
+        text, stopped = "", False
+        ended = token in self._end_tokens and not sampling.ignore_eos
+        if request.text is not None and not ended:
+            text, stopped = request.text.push(token)
+        if ended or stopped:
+            return self._finish(request, Finish.STOP, text, flush=not stopped)
+        if request.num_output >= sampling.max_tokens or request.num_tokens >= self.context:
+            return self._finish(request, Finish.LENGTH, text, flush=True)
+        return Output(request, text, 1)
+
+    def _finish(self, request: Request, finish: Finish, text: str, flush: bool) -> Output:
+        if flush and request.text is not None:
+            text += request.text.flush()
+        self.scheduler.remove(request)
+        return self._end(request, finish, text, 1)
+
+    def _end(self, request: Request, finish: Finish, text: str, tokens: int, error: str | None = None) -> Output:
+        del self._requests[request.id]
+        now = self._clock()
+        request.state, request.finish, request.error, request.finished_s = State.FINISHED, finish, error, now
+        with self.stats.lock:
+            counters = self.stats.counters
+            if finish is Finish.ABORT:
+                counters.requests_aborted_total += 1
+            elif finish is Finish.ERROR:
+                counters.requests_failed_total += 1
+            else:
+                counters.requests_finished_total += 1
+                self.stats.request_latency.observe(now - request.arrived_s)
+                self.stats.output_length.observe(request.num_output)
+        return Output(request, text, tokens, finish, error)
+
+    def _out_of_memory(self, plan: StepPlan, reason: str) -> list[Output]:
+        """Give up the requests of this step, so that the others can go on."""
+        with self.stats.lock:
+            self.stats.counters.oom_total += 1
+        outputs = []
+        for row in plan.rows:
+            self.scheduler.remove(row.request)
+            outputs.append(self._end(row.request, Finish.ERROR, "", 0, reason))
+        return outputs
+
+    def _give_up_stalled(self) -> list[Output]:
+        """Abort requests whose client has taken nothing for stall_timeout_s while they were paused for it."""
+        now = self._clock()
+        stalled = []
+        for request in self.scheduler.running:
+            if not self.scheduler.is_paused(request):
+                request.paused_since_s = None
+            elif request.paused_since_s is None:
+                request.paused_since_s = now
+            elif now - request.paused_since_s > self._stall_timeout_s:
+                stalled.append(request.id)
+        return self.abort(stalled)

@@ -1,0 +1,113 @@
+"""The engine's numbers in Prometheus' text form, made when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from engine.stats import Counters, EngineStats, Histogram, prompt_len_max, recent
+from telemetry.catalogue import ENGINE
+
+HISTOGRAMS = {
+    "time_to_first_token_seconds": "from arrival to the first token, in the engine",
+    "inter_token_latency_seconds": "between one token and the next of a request, in the engine",
+    "request_latency_seconds": "from arrival to the last token of finished requests",
+    "queue_time_seconds": "from arrival to the first step that computes the request",
+    "step_time_seconds": "one step of the engine",
+    "prompt_length_tokens": "tokens of each prompt",
+    "output_length_tokens": "tokens of each finished output",
+}
+_BEYOND_CATALOGUE = {
+    "recomputed_tokens_total": "tokens computed again after preemption",
+    "flops_total": "floating-point operations of all steps, counted",
+    "bytes_total": "bytes of weights and KV cache moved by all steps, counted",
+}
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class EngineMetrics:
+    """`/metrics` of one engine process. Before the model is loaded it knows its name and age, and nothing else."""
+
+    def __init__(self, model_name: str, version: str, config_hash: str, started_s: float) -> None:
+        self._labels = ("model_name",)
+        self._values = (model_name,)
+        self._info = {"version": version, "config_hash": config_hash, "model_name": model_name}
+        self._started_s = started_s
+        self._stats: EngineStats | None = None
+        self._now_s = started_s
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def watch(self, stats: EngineStats) -> None:
+        """From now on, report these."""
+        self._stats = stats
+
+    def text(self, now_s: float) -> bytes:
+        """The exposition at monotonic time `now_s`."""
+        self._now_s = now_s
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("pairscope_engine_info", "which engine this is", labels=list(self._info))
+        info.add_metric(list(self._info.values()), 1)
+        yield info
+        yield self._gauge("uptime_s", self._now_s - self._started_s)
+        stats = self._stats
+        if stats is None:
+            return
+        with stats.lock:
+            families = [*self._gauges(stats), *self._counters(stats), *self._histograms(stats)]
+        yield from families
+
+    def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
+        occupancy = stats.occupancy
+        last = recent(stats, self._now_s)
+        values: dict[str, float | None] = {
+            "up": 1,
+            "requests_running": occupancy.running,
+            "requests_waiting": occupancy.waiting,
+            "kv_used_pct": occupancy.kv_used_pct,
+            "kv_fragmentation_pct": occupancy.kv_fragmentation_pct,
+            "kv_blocks_count": occupancy.blocks,
+            "kv_blocks_free": occupancy.blocks - occupancy.blocks_taken,
+            "context_mean": occupancy.context_mean,
+            "step_mean_s": last.step_mean_s if last else None,
+            "tokens_per_step": last.tokens_per_step if last else None,
+            "mfu_pct": last.mfu_pct if last else None,
+            "mbu_pct": last.mbu_pct if last else None,
+            "prompt_len_max": prompt_len_max(stats, self._now_s),
+            "stats_age_s": max(0.0, self._now_s - stats.beat_s),
+        }
+        for name, value in values.items():
+            if value is not None:
+                yield self._gauge(name, value)
+        yield self._gauge("peak_flops_per_s", stats.peaks.flops_per_s, "FLOP/s reached in the probe at start")
+        yield self._gauge("peak_bytes_per_s", stats.peaks.bytes_per_s, "memory bytes/s reached in the probe at start")
+
+    def _counters(self, stats: EngineStats) -> Iterator[Metric]:
+        for field in fields(Counters):
+            title = _BEYOND_CATALOGUE.get(field.name) or ENGINE.fields[field.name].title_en
+            family = CounterMetricFamily(f"pairscope_{field.name}", title, labels=self._labels)
+            family.add_metric(self._values, getattr(stats.counters, field.name))
+            yield family
+
+    def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
+        for name, title in HISTOGRAMS.items():
+            histogram: Histogram = getattr(stats, name.removesuffix("_seconds").removesuffix("_tokens"))
+            bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family = HistogramMetricFamily(f"pairscope_{name}", title, labels=self._labels)
+            family.add_metric(self._values, buckets, histogram.sum)
+            yield family
+
+    def _gauge(self, name: str, value: float, title: str | None = None) -> Metric:
+        family = GaugeMetricFamily(f"pairscope_{name}", title or ENGINE.fields[name].title_en, labels=self._labels)
+        family.add_metric(self._values, value)
+        return family

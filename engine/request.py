@@ -1,0 +1,119 @@
+"""One request on its way through the engine, and how its tokens are to be chosen."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.detokenizer import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request's tokens are chosen. Temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Finish(Enum):
+    """Why a request ended. The values are what clients see as finish_reason, but for error and abort."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Request:
+    """A prompt, the tokens generated so far, and how far its KV cache has got.
+
+    `num_computed` counts the tokens whose K and V are written; it catches up with `num_tokens`: that one rule covers
+    prefill, chunked prefill, decode and recomputation after preemption. Times are monotonic seconds.
+    """
+
+    __slots__ = (
+        "arrived_s",
+        "blocks",
+        "error",
+        "finish",
+        "finished_s",
+        "first_scheduled_s",
+        "id",
+        "last_token_s",
+        "num_computed",
+        "num_delivered",
+        "num_preempted",
+        "num_prompt_counted",
+        "paced",
+        "paused_since_s",
+        "prompt",
+        "sampling",
+        "state",
+        "text",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        arrived_s: float,
+        text: TextStream | None = None,
+        paced: bool = False,
+    ) -> None:
+        if not prompt:
+            raise ValueError(f"request {id}: the prompt has no tokens")
+        self.id = id
+        self.prompt = len(prompt)
+        self.tokens = list(prompt)  # prompt and output; only ever grows
+        self.sampling = sampling
+        self.text = text
+        self.paced = paced  # a streaming client takes the tokens one by one, and may be slower than we are
+        self.state = State.WAITING
+        self.finish: Finish | None = None
+        self.error: str | None = None
+        self.blocks: list[int] = []
+        self.num_computed = 0
+        self.num_preempted = 0
+        self.num_prompt_counted = 0  # prompt tokens that the statistics have counted; never twice
+        self.num_delivered = 0  # written by the server as the client takes tokens
+        self.arrived_s = arrived_s
+        self.first_scheduled_s: float | None = None
+        self.last_token_s: float | None = None
+        self.finished_s: float | None = None
+        self.paused_since_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt
+
+    @property
+    def num_undelivered(self) -> int:
+        return self.num_output - self.num_delivered if self.paced else 0
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt :]

@@ -1,0 +1,69 @@
+"""Runs a step plan on the device: the only place where plans become tensors, and tensors become tokens."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from engine.accounting import ModelCost
+from engine.batch import build
+from engine.core import OutOfMemory, StepResult
+from engine.kvstore import KVStore, bytes_per_token
+from engine.model import Decoder
+from engine.sampler import sample
+from engine.scheduler import Row, StepPlan
+from engine.threads import ThreadChooser
+
+
+class Runner:
+    def __init__(self, decoder: Decoder, cache: KVStore, threads: ThreadChooser) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.threads = threads
+        self._device = decoder.embedding.device
+        self._dtype = decoder.embedding.dtype
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a plan's tokens, write their K and V, choose the next tokens. OutOfMemory leaves everything usable."""
+        began = time.perf_counter()
+        tokens = plan.num_tokens
+        threads = self.threads.choose(tokens)
+        if self._device.type == "cpu" and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        try:
+            chosen = self._step(plan)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                raise OutOfMemory(f"out of memory in a step of {tokens} tokens") from error
+            raise
+        seconds = time.perf_counter() - began
+        self.threads.learn(tokens, threads, seconds)
+        return StepResult(chosen, seconds)
+
+    def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
+        batch = build(plan, self.cache.block_size, self._dtype, self._device)
+        x = self.decoder.forward(batch, self.cache)
+        rows = batch.sampled_rows
+        if not rows:
+            return ()
+        if batch.sampled is not None:
+            x = x.index_select(0, batch.sampled)
+        requests = [row.request for row in rows]
+        tokens = sample(self.decoder.logits(x), [r.sampling for r in requests], [r.num_output for r in requests])
+        return tuple(zip(rows, tokens, strict=True))
+
+
+def cost_of(decoder: Decoder) -> ModelCost:
+    """The constants that count a step's work, from the loaded weights."""
+    config, item = decoder.config, decoder.embedding.element_size()
+    return ModelCost(
+        layer_weights=decoder.num_layer_weights,
+        head_weights=decoder.head.num_weights,
+        layer_bytes=decoder.layer_bytes,
+        head_bytes=decoder.head.nbytes,
+        embedding_row_bytes=config.hidden * item,
+        kv_bytes_per_token=bytes_per_token(config, decoder.embedding.dtype),
+        attention_width=config.num_layers * config.num_heads * config.head_dim,
+    )

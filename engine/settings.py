@@ -1,0 +1,92 @@
+"""What can be set on the engine, in one place. Imports nothing heavy: the command line reads it before torch is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Settings of one engine process.
+
+    `model` is a folder in the Hugging Face layout, a `.gguf` file, or a built-in name. None means: decided when the model
+    and the device are known. Sizes are in tokens unless the name says otherwise.
+    """
+
+    model: str = DEFAULT_MODEL
+    model_name: str | None = None  # the name that clients use; None: the built-in name, or the file's or folder's
+    host: str = "127.0.0.1"
+    port: int = 8601
+
+    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    dtype: str = "auto"  # auto, float32, bfloat16, float16; auto is float32 on CPU, the checkpoint's on CUDA
+    threads: int = 0  # CPU threads at most; 0: all cores that this process may use
+
+    max_seqs: int = 32  # sequences in one step at most
+    max_context: int | None = None  # prompt plus output of one request; None: what the model was trained for
+    token_budget: int | None = None  # tokens computed in one step at most; None: 256 on CPU, 2,048 on CUDA
+    block_size: int = 16  # tokens in one KV block
+    kv_memory_gib: float | None = None  # None: 1 GiB on CPU (taken only as it is used), 90 % of what is free on CUDA
+    kv_blocks: int | None = None  # wins over kv_memory_gib
+
+    max_waiting: int = 256  # requests in the queue at most; more are turned away with 429
+    max_choices: int = 8  # `n` of one request, and prompts in one request, at most
+    max_stops: int = 4
+    max_stop_chars: int = 64
+    max_body_bytes: int = 1 << 20
+    body_timeout_s: float = 30.0
+    default_chat_tokens: int = 1024  # max_tokens of a chat request that names none (never beyond the context)
+    stream_buffer: int = 256  # tokens generated but not taken by a streaming client before its request is paused
+    stall_timeout_s: float = 5.0  # a client that takes nothing for so long while paused is given up
+    drain_s: float = 2.0  # on SIGTERM, running requests may go on for so long
+    stalled_after_s: float = 30.0  # /health says "stalled" when one step has taken longer
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when a setting does that can change speed or results (not host or port)."""
+        relevant = {key: value for key, value in asdict(self).items() if key not in ("host", "port")}
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class SettingsError(ValueError):
+    """A setting that cannot work, in one line that names it and the remedy."""
+
+
+_BOUNDS = {
+    "port": (0, 65535),
+    "threads": (0, 1024),
+    "max_seqs": (1, 4096),
+    "block_size": (1, 1024),
+    "max_waiting": (0, 1_000_000),
+    "max_choices": (1, 1024),
+    "max_stops": (0, 64),
+    "max_stop_chars": (1, 10_000),
+    "max_body_bytes": (1024, 1 << 30),
+    "default_chat_tokens": (1, 1 << 30),
+    "stream_buffer": (1, 1 << 20),
+    "max_context": (2, 1 << 30),
+    "token_budget": (1, 1 << 20),
+    "kv_blocks": (1, 1 << 30),
+}
+
+
+def check(settings: EngineSettings) -> None:
+    """Raise SettingsError for the first setting out of its bounds."""
+    for name, (low, high) in _BOUNDS.items():
+        value = getattr(settings, name)
+        if value is not None and not low <= value <= high:
+            raise SettingsError(f"{name} is {value}: it must lie between {low} and {high}")
+    if settings.token_budget is not None and settings.token_budget < settings.max_seqs:
+        raise SettingsError(
+            f"token_budget is {settings.token_budget}: it must be at least max_seqs ({settings.max_seqs}), "
+            "so that every running sequence gets its token in each step"
+        )
+    if settings.kv_memory_gib is not None and not settings.kv_memory_gib > 0:
+        raise SettingsError(f"kv_memory_gib is {settings.kv_memory_gib}: it must be above 0")
+    if settings.dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise SettingsError(f"dtype is {settings.dtype!r}: choose auto, float32, bfloat16 or float16")
+    if settings.device.split(":")[0] not in ("auto", "cpu", "cuda"):
+        raise SettingsError(f"device is {settings.device!r}: choose auto, cpu, cuda or cuda:N")

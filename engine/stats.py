@@ -1,0 +1,153 @@
+"""Everything that the engine counts about itself. Plain numbers under one lock: the hot path adds, a scrape reads."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.accounting import Peaks, Work
+
+_FINE = (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)
+SECONDS = (*(round(step * 10.0**power, 7) for power in range(-4, 2) for step in _FINE), 100.0, 200.0, 400.0)
+"""Bounds of time histograms, 0.1 ms to 400 s, ten a decade: a quantile read from them is off by at most 26 %."""
+TOKENS = tuple(sorted({int(base << shift) for shift in range(18) for base in (1, 3)} | {0}))
+"""Bounds of length histograms: powers of two and halfway between."""
+WINDOW_S = 10.0
+"""Means and utilisation are over the steps of the last so many seconds."""
+LENGTH_WINDOW_S = 60.0
+
+
+class Histogram:
+    """Counts by bucket, as Prometheus has them: a value belongs to the first bound that is not below it."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(slots=True)
+class Counters:
+    generation_tokens_total: int = 0
+    delivered_tokens_total: int = 0  # written by the server only, when a client's connection has taken a token
+    prompt_tokens_total: int = 0  # first computation; what preemption computes again is apart
+    recomputed_tokens_total: int = 0
+    preemptions_total: int = 0
+    requests_finished_total: int = 0
+    requests_failed_total: int = 0
+    requests_aborted_total: int = 0
+    oom_total: int = 0
+    steps_total: int = 0
+    flops_total: int = 0
+    bytes_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Who is where after a step; slots and blocks of the KV pool."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    blocks_taken: int = 0
+    block_size: int = 1
+    slots_written: int = 0
+    context_mean: float | None = None  # of running requests
+
+    @property
+    def kv_used_pct(self) -> float:
+        return 100.0 * self.blocks_taken / self.blocks if self.blocks else 0.0
+
+    @property
+    def kv_fragmentation_pct(self) -> float:
+        """Slots reserved but not written, in % of the slots of taken blocks."""
+        allocated = self.blocks_taken * self.block_size
+        return 100.0 * (allocated - self.slots_written) / allocated if allocated else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    at_s: float  # monotonic, at its end
+    seconds: float
+    tokens: int
+    work: Work
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """One per engine. Take `lock` for reading several numbers that must fit together."""
+
+    started_s: float
+    peaks: Peaks
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    counters: Counters = field(default_factory=Counters)
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    beat_s: float = 0.0  # when the loop last came round, monotonic
+    steps: deque[StepRecord] = field(default_factory=deque)
+    prompt_lengths: deque[tuple[float, int]] = field(default_factory=deque)
+    time_to_first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    inter_token_latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    request_latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    queue_time: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    step_time: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    prompt_length: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    output_length: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+
+    def record_step(self, record: StepRecord) -> None:
+        self.counters.steps_total += 1
+        self.counters.flops_total += record.work.flops
+        self.counters.bytes_total += record.work.bytes
+        self.step_time.observe(record.seconds)
+        self.steps.append(record)
+        while self.steps[0].at_s < record.at_s - WINDOW_S:
+            self.steps.popleft()
+
+    def record_prompt(self, now_s: float, tokens: int) -> None:
+        self.prompt_length.observe(tokens)
+        self.prompt_lengths.append((now_s, tokens))
+        while self.prompt_lengths[0][0] < now_s - LENGTH_WINDOW_S:
+            self.prompt_lengths.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Over the steps of the last WINDOW_S seconds. Utilisation counts the time inside steps: it says how well a step uses
+    the device, while idle time shows in the counters.
+    """
+
+    step_mean_s: float
+    tokens_per_step: float
+    mfu_pct: float
+    mbu_pct: float
+
+
+def recent(stats: EngineStats, now_s: float) -> Recent | None:
+    """None when no step ran in the window: unknown, not zero."""
+    steps = [step for step in stats.steps if step.at_s >= now_s - WINDOW_S]
+    seconds = sum(step.seconds for step in steps)
+    if not steps or seconds <= 0:
+        return None
+    return Recent(
+        step_mean_s=seconds / len(steps),
+        tokens_per_step=sum(step.tokens for step in steps) / len(steps),
+        mfu_pct=100.0 * sum(step.work.flops for step in steps) / (seconds * stats.peaks.flops_per_s),
+        mbu_pct=100.0 * sum(step.work.bytes for step in steps) / (seconds * stats.peaks.bytes_per_s),
+    )
+
+
+def prompt_len_max(stats: EngineStats, now_s: float) -> int | None:
+    """The longest prompt of the last LENGTH_WINDOW_S seconds, in tokens; None when none came."""
+    return max((tokens for at_s, tokens in stats.prompt_lengths if at_s >= now_s - LENGTH_WINDOW_S), default=None)
