@@ -220,5 +220,5 @@ def test_an_endless_raw_body_ends_at_the_limit() -> None:
     [(b"not gzip at all", "gzip"), (gzip.compress(b"x 1\n" * 99)[:-9], "gzip"), (b"x 1", "br"), (b"x 1", "gzip, gzip")],
 )
 def test_a_broken_or_unknown_encoding_is_named(body: bytes, encoding: str) -> None:
-    with pytest.raises(Unreadable, match="gzip|not supported"):
+    with pytest.raises(Unreadable, match=r"gzip|not supported"):
         list(inflate([body], encoding))
