@@ -15,6 +15,7 @@ from telemetry.sample import Sample
 Fields = dict[str, float]
 
 _PSI = {"cpu": "psi_cpu_pct", "io": "psi_io_pct", "memory": "psi_memory_pct"}
+_NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guest time is within user time already
 _NO_DISK = ("loop", "ram", "zram", "sr", "fd")
 
 
@@ -63,7 +64,7 @@ class HostCollector:
         return rate.per_second(series, now_s)
 
     def _read_cpu(self, _now_s: float) -> Fields:
-        """Busy is all that is neither idle nor waiting for I/O; guest time is already within user time."""
+        """Busy is all that is neither idle nor waiting for I/O."""
         now = [_cpu_split(times) for times in psutil.cpu_times(percpu=True)]
         before, self._cpu = self._cpu, now
         if len(before) != len(now):
@@ -150,7 +151,7 @@ class HostCollector:
 
     def _read_disk(self, now_s: float) -> Fields:
         """The busiest disk's share of time with a request in flight. Whole disks only: partitions would count twice."""
-        counters = psutil.disk_io_counters(perdisk=True) or {}
+        counters = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
         block = self._sys / "block"
         disks = {entry.name for entry in block.iterdir()} if block.is_dir() else set(counters)
         shares = []
@@ -164,7 +165,7 @@ class HostCollector:
 
     def _read_network(self, now_s: float) -> Fields:
         """Bytes a second over all physical interfaces, or, where there is none (a container), over all but loopback."""
-        counters = psutil.net_io_counters(pernic=True)
+        counters = psutil.net_io_counters(pernic=True, nowrap=False)
         outside = {name for name in counters if name != "lo"}
         physical = {name for name in outside if (self._sys / "class/net" / name / "device").exists()}
         names = physical or outside
@@ -182,9 +183,8 @@ class HostCollector:
 def _cpu_split(times: object) -> tuple[float, float, float]:
     """(busy, iowait, idle) seconds of one core."""
     share: dict[str, float] = times._asdict()  # type: ignore[attr-defined]
-    total = sum(share.values()) - share.get("guest", 0.0) - share.get("guest_nice", 0.0)
-    idle, iowait = share["idle"], share.get("iowait", 0.0)
-    return total - idle - iowait, iowait, idle
+    busy = sum(seconds for name, seconds in share.items() if name not in _NOT_BUSY)
+    return busy, share.get("iowait", 0.0), share["idle"]
 
 
 def _text(path: Path) -> str | None:
