@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.collectors.engine_dialects import Dialect, detect
 from agent.collectors.engine_identity import Change, Identities
-from agent.collectors.engine_readings import EngineReadings, config_hash, version
+from agent.collectors.engine_readings import SAME_START_S, EngineReadings, config_hash, start_time_s, version
 from agent.collectors.engine_scrape import DEADLINE_S, EngineClient, Health, Outcome, Scrape
 from agent.collectors.interface import Tags, Tick
 from agent.engine_status import EngineStatus
@@ -48,13 +48,18 @@ class EngineVisitor:
         self._client = EngineClient(target.base_url, deadline_s, monotonic)
         self._health = Health(alive=False)
         self._checked_s: float | None = None
+        self._start_s: float | None = None
         self._asked: dict[str, str] = {}  # kind, model and version as other routes tell them
 
     def visit(self, tick: Tick) -> Visit:
         scrape = self._client.scrape(tick.time_ns // 1_000_000)
         if scrape.outcome is Outcome.REFUSED:
-            self._health, self._checked_s, self._asked = Health(alive=False), None, {}
+            self._forget()
             return Visit(scrape, self._health)
+        start_s = start_time_s(scrape.exposition) if scrape.exposition else None
+        if start_s is not None and self._start_s is not None and abs(start_s - self._start_s) > SAME_START_S:
+            self._forget()
+        self._start_s = start_s
         dialect = detect(scrape.exposition, self._target.kind) if scrape.exposition else None
         self._check(dialect)
         return Visit(
@@ -67,6 +72,13 @@ class EngineVisitor:
             (version(dialect, scrape.exposition) if dialect and scrape.exposition else None)
             or self._asked.get("version", ""),
         )
+
+    def _forget(self) -> None:
+        """Another process answers from here on, or none."""
+        self._health = Health(alive=False)
+        self._checked_s = None
+        self._start_s = None
+        self._asked = {}
 
     def _check(self, dialect: Dialect | None) -> None:
         """Ask for health until the engine is ready, then now and then; and for what the metrics don't tell."""

@@ -19,6 +19,9 @@ MEAN_WINDOW_S = 10.0
 FINISH_RATE_WINDOW_S = 60.0
 """Counters that move when a request finishes tell no rate over less than about a minute."""
 
+SAME_START_S = 1.0
+"""Start times closer than this are one start, told twice with rounding."""
+
 INT_LIMIT = 2**63
 
 _RATES = {"tokens_per_s": "generation_tokens_total", "prompt_tokens_per_s": "prompt_tokens_total"}
@@ -65,7 +68,7 @@ class EngineReadings:
     def read(self, exposition: Exposition, monotonic_s: float, wall_s: float) -> dict[str, Value]:
         """The fields of this scrape. `monotonic_s` is when the body had arrived; rates are over the time between bodies."""
         start = start_time_s(exposition)
-        if start is not None and self._start is not None and abs(start - self._start) > 1.0:
+        if start is not None and self._start is not None and abs(start - self._start) > SAME_START_S:
             self.restarts += 1
             self.forget()
         self._start = start
