@@ -52,7 +52,7 @@ class Endpoint:
         self.host = host
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="endpoint", daemon=True
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.25}, name="endpoint", daemon=True
         )
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def service_actions(self) -> None:
-        """Called twice a second: end what drips."""
+        """Called four times a second: end what drips."""
         for started_s, request in list(self._open.values()):
             if self.monotonic() - started_s > REQUEST_DEADLINE_S:
                 with contextlib.suppress(OSError):

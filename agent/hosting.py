@@ -279,7 +279,7 @@ class Hosting:
             engine.stop(until_s)
 
     def close(self) -> None:
-        self.stop()
+        self.stop(0.0)
 
     def _reporter(self, subject: str) -> Callable[[str, int, str, str], None]:
         def report(kind: str, code: int, text: str, detail: str) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psutil
 
@@ -23,20 +24,20 @@ from telemetry.sample import Sample, Value
 
 log = logging.getLogger(__name__)
 
-COLLECTORS: Mapping[str, Callable[[AgentSettings, Tags], Collector | None]] = {
-    # one line a source; None where this host has no such source
-    "host": lambda _settings, tags: HostCollector(tags),
-    "engine": lambda settings, tags: EngineCollector(
-        tags,
-        settings.engines,
-        interval_s=settings.interval_s,
-        identities=settings.state_dir / "engines.json",
-        language=settings.language,
-    ),
+Factory = Callable[[AgentSettings, Tags, Path | None], Collector | None]
+"""Makes a collector for this host, or None where there is no such source. The path is a folder in which it may remember things
+from run to run; None when it may not.
+"""
+
+COLLECTORS: Mapping[str, Factory] = {
+    # one line a source
+    "host": lambda _settings, tags, _memory: HostCollector(tags),
+    "engine": lambda settings, tags, memory: EngineCollector.of(settings, tags, memory),
 }
 
 ANSWER_WITHIN_INTERVALS = 0.9
-"""A collector has this part of the interval; what comes later is left out of the tick."""
+ANSWER_WITHIN_S = 1.0
+"""A collector has this part of the interval, and no more than that; what comes later is left out of the tick."""
 
 LATE_START_INTERVALS = 0.25
 """A tick that is due may start this much late; later than that it is skipped."""
@@ -44,9 +45,9 @@ LATE_START_INTERVALS = 0.25
 LOG_EVERY_S = 60.0
 
 
-def collectors(settings: AgentSettings, tags: Tags) -> list[Collector]:
+def collectors(settings: AgentSettings, memory: Path | None) -> list[Collector]:
     """The sources that this host has."""
-    made = (create(settings, tags) for create in COLLECTORS.values())
+    made = (create(settings, settings.tags, memory) for create in COLLECTORS.values())
     return [collector for collector in made if collector is not None]
 
 
@@ -163,7 +164,7 @@ class Sampler:
 
     def _collect(self, tick: Tick) -> list[Sample]:
         started = [(place, place.worker.start(tick)) for place in self._places]
-        give_up_s = time.monotonic() + ANSWER_WITHIN_INTERVALS * self._interval_s
+        give_up_s = time.monotonic() + min(ANSWER_WITHIN_S, ANSWER_WITHIN_INTERVALS * self._interval_s)
         samples: list[Sample] = []
         for place, is_running in started:
             if not is_running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -80,7 +80,3 @@ class AgentSettings:
         """The tags of every sample of this host."""
         places = {"rack": self.rack, "circuit": self.circuit, "cluster": self.cluster}
         return {"node": self.node or socket.gethostname(), **{name: place for name, place in places.items() if place}}
-
-    def watching_only(self) -> AgentSettings:
-        """The same, with every engine only watched."""
-        return replace(self, engines=tuple(replace(engine, command=None) for engine in self.engines))

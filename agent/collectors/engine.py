@@ -14,7 +14,7 @@ from agent.collectors.engine_readings import SAME_START_S, EngineReadings, confi
 from agent.collectors.engine_scrape import DEADLINE_S, EngineClient, Health, Outcome, Scrape
 from agent.collectors.interface import Tags, Tick
 from agent.engine_status import EngineStatus
-from agent.settings import EngineTarget
+from agent.settings import AgentSettings, EngineTarget
 from agent.worker import Late, Worker
 from telemetry.messages import say
 from telemetry.sample import Sample, Value
@@ -149,11 +149,22 @@ class EngineCollector:
         self.late = 0
         self._tags = dict(tags)
         self._interval_s = interval_s
-        self._wait_s = 0.8 * interval_s if wait_s is None else wait_s
+        self._wait_s = 0.8 * min(1.0, interval_s) if wait_s is None else wait_s
         self._language = language
         self._monotonic = monotonic
         self._identities = Identities(identities)
         self._engines = [Watched(target, deadline_s, monotonic) for target in targets]
+
+    @classmethod
+    def of(cls, settings: AgentSettings, tags: Tags, memory: Path | None) -> EngineCollector:
+        """For the engines of this host; versions are remembered in the folder `memory`, if any."""
+        return cls(
+            tags,
+            settings.engines,
+            interval_s=settings.interval_s,
+            identities=memory / "engines.json" if memory else None,
+            language=settings.language,
+        )
 
     def collect(self, tick: Tick) -> Sequence[Sample]:
         asked = [(engine, self._ask(engine, tick)) for engine in self._engines]
