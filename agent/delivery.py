@@ -1,0 +1,189 @@
+"""Delivery: the thread that carries samples from the spool to the store, for as long as it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from agent.spool import Block, Spool
+from telemetry.sample import Sample
+from telemetry.store import Rejected, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
+LOG_EVERY_S = 60.0
+
+
+class Delivery:
+    """Carries the newest samples first, then what is left from an outage, newest first too.
+
+    Nothing leaves the spool before the store has it. A store that fails is tried again after 1 s, 2 s ... 60 s, each with jitter, and
+    told of in at most one log line a minute. A sample that the store refuses for good is counted in `rejected` and never holds up
+    the others. While it catches up it rests as long as it works, so that the host's engines keep their cores.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        open_store: Callable[[], Store],
+        *,
+        target: str = "store",
+        batch_samples: int = 2000,
+        monotonic: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.delivered = 0  # samples that the store took
+        self.rejected = 0  # samples that it refused for good
+        self.errors = 0  # failed attempts
+        self.last_error = ""  # empty while all is well
+        self._spool = spool
+        self._open_store = open_store
+        self._target = target
+        self._batch_samples = batch_samples
+        self._monotonic = monotonic
+        self._jitter = jitter
+        self._store: Store | None = None
+        self._failures = 0  # in a row
+        self._failing_since_s: float | None = None
+        self._logged_s: dict[str, float] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds by which the newest sample in the store is behind the newest one taken."""
+        return self._spool.lag_s
+
+    @property
+    def connected(self) -> bool:
+        """Whether the last attempt succeeded."""
+        return self._failures == 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> bool:
+        """Deliver what can still be delivered and end; False when the time is up before, and then the rest waits in the spool."""
+        deadline_s = self._monotonic() + timeout_s
+        self._spool.commit()
+        self._stopping.set()
+        self._spool.wake()
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, deadline_s - self._monotonic()))
+        return not self._thread.is_alive()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self._spool.wait(0.5) and not self._stopping.is_set():
+                self._stopping.wait(self.carry())
+        if self.connected:
+            with contextlib.suppress(Exception):  # the rest waits in the spool
+                self._carry_live()
+                self._spool.commit()
+        self._close_store()
+
+    def carry(self) -> float:
+        """One round: live samples, then one batch of the backlog. The seconds to rest before the next; never raises."""
+        started_s = self._monotonic()
+        try:
+            live = self._carry_live()
+            backlog = self._spool.backlog(self._batch_samples)
+            self._send(backlog)
+        except Exception as error:  # a defect in a store must not end the delivery
+            return self._failed(error)
+        self._succeeded()
+        if backlog:
+            return self._monotonic() - started_s
+        return 0.0 if live else 0.1
+
+    def _carry_live(self) -> int:
+        count = 0
+        while blocks := self._spool.live(self._batch_samples):
+            self._send(blocks)
+            count += len(blocks)
+            if count > 64:  # the backlog gets its turn
+                break
+        return count
+
+    def _send(self, blocks: Sequence[Block]) -> None:
+        samples: list[Sample] = []
+        for block in blocks:
+            samples += block.samples()
+        if samples:
+            if self._store is None:
+                self._store = self._open_store()
+            rejected = self._write(self._store, samples)
+            self.delivered += len(samples) - len({id(entry.sample) for entry in rejected})
+            if rejected:
+                self.rejected += len(rejected)
+                first = rejected[0]
+                self._say(
+                    "rejected",
+                    "%s: refused %d samples for good, such as %s of %s: %s",
+                    self._target,
+                    len(rejected),
+                    first.sample.measurement,
+                    dict(first.sample.tags),
+                    first.reason,
+                )
+        self._spool.delivered(blocks)
+
+    def _write(self, store: Store, samples: Sequence[Sample]) -> list[Rejected]:
+        """`store.write`, also when one sample makes the store fail with a defect: then the batch is halved until it is alone."""
+        try:
+            return store.write(samples)
+        except StoreError:
+            raise
+        except Exception as error:
+            if len(samples) == 1:
+                return [Rejected(samples[0], f"{type(error).__name__}: {error}")]
+            half = len(samples) // 2
+            return self._write(store, samples[:half]) + self._write(store, samples[half:])
+
+    def _failed(self, error: Exception) -> float:
+        self.errors += 1
+        self._failures += 1
+        self.last_error = str(error)
+        if self._failing_since_s is None:
+            self._failing_since_s = self._monotonic()
+        wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures - 1, 10))
+        wait_s = max(FIRST_RETRY_S, wait_s * (0.5 + 0.5 * self._jitter()))
+        unforeseen = not isinstance(error, StoreError)
+        self._say(
+            "failed",
+            "%s: %s; next attempt in %.0f s",
+            self._target,
+            error,
+            wait_s,
+            exc_info=error if unforeseen else None,
+        )
+        self._close_store()
+        return wait_s
+
+    def _succeeded(self) -> None:
+        if self._failing_since_s is not None:
+            log.info("%s: delivering again after %.0f s", self._target, self._monotonic() - self._failing_since_s)
+        self._failures = 0
+        self._failing_since_s = None
+        self.last_error = ""
+
+    def _close_store(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            with contextlib.suppress(Exception):
+                store.close()
+
+    def _say(self, topic: str, message: str, *values: object, exc_info: BaseException | None = None) -> None:
+        """At most one line a minute and topic."""
+        now_s = self._monotonic()
+        if now_s - self._logged_s.get(topic, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._logged_s[topic] = now_s
+            log.warning(message, *values, exc_info=exc_info)
