@@ -44,7 +44,7 @@ def test_a_design_example_reads_as_floats_ints_and_text() -> None:
     assert isinstance(sample.fields["code"], int) and isinstance(sample.fields["x"], float)
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(
     NASTY,
     st.dictionaries(NASTY, NASTY, max_size=4),

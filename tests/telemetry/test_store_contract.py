@@ -19,9 +19,12 @@ T0 = 1_795_960_800 * S  # a multiple of an hour, so that buckets of any usual wi
 Fields = dict[str, float | int | str]
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", pytest.param("influxdb", marks=pytest.mark.server)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(f"sqlite://{tmp_path}/store.db")
+    if request.param == "influxdb":
+        opened = open_store(request.getfixturevalue("influxd").new_url())
+    else:
+        opened = open_store(f"sqlite://{tmp_path}/store.db")
     yield opened
     opened.close()
 
@@ -254,7 +257,7 @@ def test_hostile_strings_come_back_the_same_or_are_refused(
         assert read == [sample]
 
 
-def test_many_threads_write_and_read_at_once_and_nothing_is_torn(store: Store) -> None:
+def test_many_threads_write_and_read_at_once_and_nothing_is_mixed_up(store: Store) -> None:
     failures: list[BaseException] = []
 
     def guard(work: Callable[[], None]) -> threading.Thread:

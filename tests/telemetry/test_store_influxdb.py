@@ -1,0 +1,332 @@
+"""InfluxDB: a real 1.6 server, and doubles that answer as the documents of 2.x and 3.x say; every refusal is one clear line."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from telemetry.sample import Sample
+from telemetry.store import StoreDown, StoreError, open_store, public_url
+from telemetry.store.influxdb import InfluxStore, parse
+
+if TYPE_CHECKING:
+    from tests.telemetry.conftest import Influxd
+
+S = 10**9
+T0 = 1_795_960_800 * S
+
+
+def host(second: int, load: float = 1.0, node: str = "n1") -> Sample:
+    return Sample("host", {"node": node}, {"load1": load}, T0 + second * S)
+
+
+# --- addresses
+
+
+def test_a_url_is_taken_apart_and_its_secrets_are_not_shown() -> None:
+    address = parse("influxdbs://me:p%40ss@db.example:9000/prefix/fleet?org=ops&verify=0")
+    assert (address.base, address.database, address.org) == ("https://db.example:9000/prefix", "fleet", "ops")
+    assert not address.verify_tls
+    assert address.authorization.startswith("Basic ")
+    assert "p@ss" not in repr(address) and "me" not in address.shown
+    assert public_url("influxdb://me:secret@db:8086/fleet?token=abc") == "influxdb://db:8086/fleet"
+    assert open_store("influxdb://me:secret@db/fleet?token=abc").url == "influxdb://db:8086/fleet"
+
+
+def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("abc\n")
+    assert parse(f"influxdb://db/x?token_file={tmp_path}/token").authorization == "Token abc"
+    monkeypatch.setenv("PAIRSCOPE_STORE_TOKEN", "xyz")
+    assert parse("influxdb://db/x").authorization == "Token xyz"
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("influxdb://db:8086", "database"),
+        ("influxdb:///fleet", "database"),
+        ("influxdb://db:port/fleet", "port"),
+        ("influxdb://db/fleet?tokn=1", "tokn"),
+        ("influxdb://db/fleet?token_file=/nowhere/token", "/nowhere/token"),
+    ],
+)
+def test_a_wrong_url_is_named(url: str, named: str) -> None:
+    with pytest.raises(StoreError, match=named):
+        open_store(url)
+
+
+# --- the real server
+
+
+@pytest.mark.server
+def test_samples_survive_a_kill_of_the_server_and_writing_goes_on(own_influxd: Callable[..., Influxd]) -> None:
+    server = own_influxd()
+    store = open_store(server.new_url())
+    store.write([host(0)])
+    server.kill()
+    with pytest.raises(StoreDown, match=f"no answer from http://{server.address}"):
+        store.write([host(1)])
+    with pytest.raises(StoreDown):
+        store.latest("host", since_ns=0)
+    server.start()
+    store.write([host(1)])
+    assert store.samples("host", start_ns=T0, end_ns=T0 + 9 * S) == [host(0), host(1)]
+    store.close()
+
+
+@pytest.mark.server
+def test_a_server_with_passwords_names_a_wrong_one_and_serves_a_right_one(own_influxd: Callable[..., Influxd]) -> None:
+    server = own_influxd(auth=True)
+    admin = InfluxStore(f"influxdb://admin:right@{server.address}/fleet")
+    admin._call("POST", "/query", {"q": "CREATE USER admin WITH PASSWORD 'right' WITH ALL PRIVILEGES"})
+    admin._call("POST", "/query", {"q": "CREATE USER guest WITH PASSWORD 'g'"})
+    assert admin.write([host(0)]) == []
+    assert len(admin.samples("host", start_ns=T0, end_ns=T0 + S)) == 1
+    for user, remedy in (("admin:wrong", "password"), ("guest:g", "grant")):
+        store = open_store(f"influxdb://{user}@{server.address}/fleet")
+        with pytest.raises(StoreError, match=remedy) as caught:
+            store.write([host(1)])
+        assert not isinstance(caught.value, StoreDown)
+        assert "\n" not in str(caught.value) and "wrong" not in str(caught.value)
+        store.close()
+    admin._call("POST", "/query", {"q": 'GRANT ALL ON "fleet" TO "guest"'})
+    guest = open_store(f"influxdb://guest:g@{server.address}/fleet")  # may not create databases, and need not
+    assert guest.write([host(2)]) == []
+    assert len(guest.samples("host", start_ns=T0, end_ns=T0 + 9 * S)) == 2
+    guest.close()
+    admin.close()
+
+
+@pytest.mark.server
+def test_a_database_that_vanishes_is_made_again(influxd: Influxd) -> None:
+    store = InfluxStore(influxd.new_url())
+    store.write([host(0)])
+    store._call("POST", "/query", {"q": f'DROP DATABASE "{store._address.database}"'})
+    assert store.samples("host", start_ns=T0, end_ns=T0 + S) == []
+    store._call("POST", "/query", {"q": f'DROP DATABASE "{store._address.database}"'})
+    assert store.write([host(1)]) == []
+    assert store.samples("host", start_ns=T0, end_ns=T0 + 9 * S) == [host(1)]
+    store.close()
+
+
+@pytest.mark.server
+def test_a_field_of_another_type_is_refused_alone_and_the_rest_of_5000_samples_stored(influxd: Influxd) -> None:
+    store = InfluxStore(influxd.new_url())
+    store.write([host(0)])  # makes the database
+    store._call(
+        "POST", "/write", {"db": store._address.database}, body=gzip.compress(b'host,node=old load1="text" 1\n')
+    )
+    batch = [
+        Sample("host", {"node": f"n{i}"}, {"load1": 1.0, "cpu_pct": float(i)}, T0 + 86400 * 7 * S) for i in range(5000)
+    ]
+    # the type of a field belongs to a shard, so put one of the other type into the shard of the batch
+    store._call(
+        "POST",
+        "/write",
+        {"db": store._address.database},
+        body=gzip.compress(f"host,node=odd mem_used_pct=1i {T0 + 86400 * 7 * S}\n".encode()),
+    )
+    batch[1234] = Sample("host", {"node": "bad"}, {"mem_used_pct": 3.5, "cpu_pct": 1.0}, T0 + 86400 * 7 * S)
+    refused = store.write(batch)
+    assert [(entry.sample.tags["node"], dict(entry.sample.fields)) for entry in refused] == [
+        ("bad", {"mem_used_pct": 3.5})
+    ]
+    assert "type" in refused[0].reason
+    found = store.samples("host", start_ns=T0 + 86400 * 7 * S, end_ns=T0 + 86400 * 8 * S)
+    assert len([sample for sample in found if "cpu_pct" in sample.fields]) == 5000
+    store.close()
+
+
+@pytest.mark.server
+def test_a_long_text_is_kept_whole(influxd: Influxd) -> None:
+    store = open_store(influxd.new_url())
+    event = Sample("event", {"node": "n1", "kind": "xid", "subject": "0"}, {"text": "中x" * 40_000, "code": 1}, T0)
+    assert store.write([event]) == []
+    assert store.samples("event", start_ns=T0, end_ns=T0 + 1) == [event]
+    store.close()
+
+
+@pytest.mark.server
+def test_a_condition_of_a_thousand_values_is_asked_in_one_go(influxd: Influxd) -> None:
+    store = open_store(influxd.new_url())
+    store.write([host(0, node=f"node-{i}") for i in range(1000)])
+    wanted = [f"node-{i}" for i in range(0, 1000, 2)]
+    assert len(store.latest("host", since_ns=0, where={"node": wanted})) == 500
+    store.close()
+
+
+# --- doubles
+
+
+class Contract(http.server.ThreadingHTTPServer):
+    """Answers as told and remembers what was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.version = "v2.7.1"
+        self.refuse: Callable[[str, bytes], tuple[int, str, dict[str, str]] | None] = lambda path, body: None
+        self.answer: object = {"results": [{"statement_id": 0}]}
+        self.asked: list[tuple[str, str, dict[str, list[str]], str, str]] = []
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def url(self, rest: str = "/fleet?org=ops&token=t0k") -> str:
+        return f"influxdb://127.0.0.1:{self.server_port}{rest}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Contract
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        self.server.asked.append(
+            (self.command, parts.path, query, body.decode(), self.headers.get("Authorization") or "")
+        )
+        refusal = self.server.refuse(parts.path, body)
+        if refusal is not None:
+            status, text, headers = refusal
+        elif parts.path == "/ping" or "write" in parts.path:
+            status, text, headers = 204, "", {}
+        else:
+            status, text, headers = 200, json.dumps(self.server.answer), {}
+        self.send_response(status)
+        if self.server.version:
+            self.send_header("X-Influxdb-Version", self.server.version)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    do_POST = do_GET
+
+
+@pytest.fixture
+def contract() -> Iterator[Contract]:
+    server = Contract()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("version", ["v2.7.1", "3.11.2"])
+def test_2x_and_3x_are_written_by_bucket_and_read_by_influxql(contract: Contract, version: str) -> None:
+    contract.version = version
+    contract.answer = {
+        "results": [
+            {
+                "statement_id": 0,
+                "series": [{"name": "host", "tags": {"node": "n1"}, "columns": ["time", "load1"], "values": [[T0, 1]]}],
+            }
+        ]
+    }
+    store = open_store(contract.url())
+    assert store.write([host(0)]) == []
+    assert store.samples("host", start_ns=T0, end_ns=T0 + S) == [host(0)]
+    _, write, read = contract.asked
+    assert write[:2] == ("POST", "/api/v2/write") and write[2] == {"bucket": ["fleet"], "org": ["ops"]}
+    assert write[3] == f"host,node=n1 load1=1.0 {T0}\n" and write[4] == "Token t0k"
+    assert read[:2] == ("GET", "/query") and read[2]["db"] == ["fleet"] and read[2]["epoch"] == ["ns"]
+    with pytest.raises(StoreError, match="retention"):
+        contract.answer = {"results": [{"series": [{"columns": ["time", "count_load1"], "values": [[0, 4]]}]}]}
+        store.prune({"host": T0})
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "kind", "named"),
+    [
+        (401, '{"code":"unauthorized","message":"unauthorized access"}', {}, StoreError, "token"),
+        (403, '{"message":"forbidden"}', {}, StoreError, "grant"),
+        (404, '{"code":"not found","message":"bucket \\"fleet\\" not found"}', {}, StoreError, "create 'fleet'"),
+        (429, '{"message":"too fast"}', {"Retry-After": "7"}, StoreDown, "7 s"),
+        (503, "", {}, StoreDown, "503"),
+        (500, '{"error":"engine: timeout"}', {}, StoreDown, "timeout"),
+    ],
+)
+def test_each_status_says_what_to_do(
+    contract: Contract, status: int, body: str, headers: dict[str, str], kind: type[StoreError], named: str
+) -> None:
+    contract.refuse = lambda path, _: (status, body, headers) if "write" in path else None
+    store = open_store(contract.url())
+    with pytest.raises(StoreError, match=named) as caught:
+        store.write([host(0)])
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value) and "t0k" not in str(caught.value)
+    store.close()
+
+
+def test_one_poison_line_of_5000_is_found_by_halving(contract: Contract) -> None:
+    stored: set[str] = set()
+
+    def refuse(path: str, body: bytes) -> tuple[int, str, dict[str, str]] | None:
+        if "write" not in path:
+            return None
+        if b"poison" in body:
+            return 400, '{"message":"unable to parse"}', {}
+        stored.update(body.decode().splitlines())
+        return None
+
+    contract.refuse = refuse
+    store = open_store(contract.url())
+    batch = [host(i, node="poison" if i == 3333 else f"n{i}") for i in range(5000)]
+    refused = store.write(batch)
+    assert [entry.sample for entry in refused] == [batch[3333]]
+    assert len(stored) == 4999
+    assert len([1 for entry in contract.asked if "write" in entry[1]]) <= 2 * 13 + 1
+    store.close()
+
+
+def test_a_batch_that_is_too_large_is_halved(contract: Contract) -> None:
+    contract.refuse = lambda path, body: (413, "too large", {}) if "write" in path and body.count(b"\n") > 100 else None
+    store = open_store(contract.url())
+    assert store.write([host(i) for i in range(300)]) == []
+    lines = [line for entry in contract.asked for line in entry[3].splitlines() if entry[3].count("\n") <= 100]
+    assert len(lines) == len(set(lines)) == 300
+    store.close()
+
+
+@pytest.mark.parametrize(("version", "named"), [("", "does not say that it is an InfluxDB"), ("relay", "InfluxDB")])
+def test_a_server_of_another_kind_is_named(contract: Contract, version: str, named: str) -> None:
+    contract.version = version
+    with pytest.raises(StoreError, match=named) as caught:
+        open_store(contract.url()).write([host(0)])
+    assert not isinstance(caught.value, StoreDown)
+
+
+def test_an_answer_that_is_no_answer_is_an_error_not_an_empty_result(contract: Contract) -> None:
+    store = open_store(contract.url())
+    for answer in ([], {}, {"results": []}, {"error": "shard gone"}, {"results": [{"error": "shard gone"}]}):
+        contract.answer = answer
+        with pytest.raises(StoreError):
+            store.samples("host", start_ns=0, end_ns=T0)
+    store.close()
+
+
+def test_a_plain_http_server_behind_a_tls_url_is_a_tls_failure(contract: Contract) -> None:
+    store = open_store(contract.url().replace("influxdb://", "influxdbs://"))
+    with pytest.raises(StoreError, match=r"TLS|no answer") as caught:
+        store.write([host(0)])
+    assert "\n" not in str(caught.value)
+    store.close()
+
+
+def test_a_port_where_nobody_listens_is_down_not_an_error(free_port: Callable[[], int]) -> None:
+    store = open_store(f"influxdb://127.0.0.1:{free_port()}/fleet")
+    with pytest.raises(StoreDown, match="is the server running"):
+        store.write([host(0)])
+    store.close()
