@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.collectors.engine_scrape import EngineClient
+from agent.collectors.engine_scrape import Condition, EngineClient
 from agent.collectors.interface import Tags, Tick
 from agent.engine_log import EngineLog
 from agent.engine_status import EngineStatus
@@ -179,10 +179,13 @@ class HostedEngine:
     def _look(self, client: EngineClient) -> None:
         health = client.health()
         state = self.status.state
-        if health.loading:
+        if health.condition is Condition.LOADING and not (health.is_plain and state == "ready"):
             self._ready_since_s = None
             self.status = replace(self.status, state="loading", stage=health.stage, progress=health.progress)
-        elif health.alive:
+        elif health.condition is Condition.UNWELL:
+            problem = say("agent.engine.unwell", self._language, word=health.word)
+            self.status = replace(self.status, state="down", stage="", progress=None, problem=problem)
+        elif health.condition is not Condition.SILENT:
             self._failed_looks = 0
             if state != "ready":
                 self._ready_since_s = time.monotonic()

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.collectors.engine_dialects import Dialect, detect
 from agent.collectors.engine_identity import Change, Identities
 from agent.collectors.engine_readings import SAME_START_S, EngineReadings, config_hash, start_time_s, version
-from agent.collectors.engine_scrape import DEADLINE_S, EngineClient, Health, Outcome, Scrape
+from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape
 from agent.collectors.interface import Tags, Tick
 from agent.engine_status import EngineStatus
 from agent.settings import AgentSettings, EngineTarget
@@ -46,7 +46,7 @@ class EngineVisitor:
         self._target = target
         self._monotonic = monotonic
         self._client = EngineClient(target.base_url, deadline_s, monotonic)
-        self._health = Health(alive=False)
+        self._health = Health(Condition.SILENT)
         self._checked_s: float | None = None
         self._start_s: float | None = None
         self._asked: dict[str, str] = {}  # kind, model and version as other routes tell them
@@ -75,7 +75,7 @@ class EngineVisitor:
 
     def _forget(self) -> None:
         """Another process answers from here on, or none."""
-        self._health = Health(alive=False)
+        self._health = Health(Condition.SILENT)
         self._checked_s = None
         self._start_s = None
         self._asked = {}
@@ -83,20 +83,22 @@ class EngineVisitor:
     def _check(self, dialect: Dialect | None) -> None:
         """Ask for health until the engine is ready, then now and then; and for what the metrics don't tell."""
         now_s = self._monotonic()
-        settled = self._health.alive and not self._health.loading
-        if settled and self._checked_s is not None and now_s - self._checked_s < HEALTH_EVERY_S:
+        was_ready = self._health.condition is Condition.READY
+        if was_ready and self._checked_s is not None and now_s - self._checked_s < HEALTH_EVERY_S:
             return
         self._checked_s = now_s
-        self._health = self._client.health()
-        if not self._health.alive or self._health.loading:
+        said = self._client.health()
+        if not (was_ready and said.is_plain):  # that one is busy, not loading
+            self._health = said
+        if self._health.condition is not Condition.READY:
             return
         if dialect is None:
             self._asked |= self._served()
         elif dialect.version_path:
             answer = self._client.get_json(dialect.version_path)
-            said = answer[1].get("version") if answer and isinstance(answer[1], dict) else None
-            if isinstance(said, str) and said:
-                self._asked["version"] = said[:64]
+            told = answer[1].get("version") if answer and isinstance(answer[1], dict) else None
+            if isinstance(told, str) and told:
+                self._asked["version"] = told[:64]
 
     def _served(self) -> dict[str, str]:
         """Who serves which model, by /v1/models; engines name themselves in `owned_by`."""
@@ -246,12 +248,15 @@ class EngineCollector:
         if scrape.outcome is Outcome.REFUSED:
             problem = "" if engine.target.command else say("agent.engine.refused", self._language)
             engine.status = replace(status, problem=problem)
-        elif health.loading:
+        elif health.condition is Condition.LOADING:
             engine.status = replace(status, state="loading", stage=health.stage, progress=health.progress)
+        elif health.condition is Condition.UNWELL and scrape.outcome in (Outcome.OK, Outcome.STATUS):
+            engine.up = 1 if visit.dialect is not None else 0  # its numbers and their age tell the rest
+            engine.status = replace(status, problem=say("agent.engine.unwell", self._language, word=health.word))
         elif visit.dialect is not None:
             engine.up = 1
             engine.status = replace(status, state="ready")
-        elif health.alive and scrape.outcome in (Outcome.OK, Outcome.STATUS):
+        elif health.condition is Condition.READY and scrape.outcome in (Outcome.OK, Outcome.STATUS):
             engine.up = 1
             engine.status = replace(status, state="ready", problem=self._metrics_off(visit))
         else:
@@ -267,7 +272,8 @@ class EngineCollector:
         if engine.up is not None:
             fields["up"] = engine.up
         if engine.read_s is not None:
-            fields["stats_age_s"] = max(0.0, self._monotonic() - engine.read_s)
+            reported_s = engine.readings.reported_age_s if engine.readings else 0.0
+            fields["stats_age_s"] = max(0.0, self._monotonic() - engine.read_s) + reported_s
         return [Sample("engine", self._engine_tags(engine), fields, tick.time_ns)] if fields else []
 
     def _engine_tags(self, engine: Watched) -> dict[str, str]:

@@ -77,6 +77,7 @@ class Dialect:
     kv_blocks_label: str = ""
     kv_block_tokens_label: str = ""
     model_label: str = "model_name"
+    age: str = ""  # a family that tells how many seconds ago the engine's own loop made its numbers
 
     def speaks(self, exposition: Exposition) -> bool:
         return any(name.startswith(self.prefix) for name in exposition.series)
@@ -131,6 +132,7 @@ PAIRSCOPE = Dialect(
     info="pairscope_engine_info",
     version_label="version",
     config_label="config_hash",
+    age="pairscope_stats_age_s",
 )
 
 

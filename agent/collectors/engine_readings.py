@@ -50,6 +50,7 @@ class EngineReadings:
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
+        self.reported_age_s = 0.0  # how old the engine itself said its numbers were, at the last scrape
         self.restarts = 0  # seen by a new start time, without a scrape that failed between
         self._start: float | None = None
         window_s = FINISH_RATE_WINDOW_S if dialect.counter_style == "finish" else 0.0
@@ -72,6 +73,7 @@ class EngineReadings:
             self.restarts += 1
             self.forget()
         self._start = start
+        self.reported_age_s = max(0.0, exposition.value(self.dialect.age) or 0.0)
         fields: dict[str, Value] = {"counter_style": self.dialect.counter_style}
         fields |= self._gauges(exposition)
         if start is not None and "uptime_s" not in fields and wall_s >= start:

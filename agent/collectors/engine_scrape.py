@@ -44,14 +44,26 @@ class Scrape:
     reason: str = ""
 
 
+class Condition(StrEnum):
+    """What an engine says of itself at /health."""
+
+    SILENT = "silent"  # no usable answer
+    LOADING = "loading"
+    READY = "ready"  # also of an engine that has no /health
+    UNWELL = "unwell"  # it answers that it can't serve: stalled, draining, dead
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What /health says. `loading` with stage and progress while the model loads; an engine without /health is taken as ready."""
+    """What /health says: `word` is its own status word; `stage` and `progress` (0..1) while it loads. `is_plain` marks a bare 503,
+    which some engines answer while they load and others while their queue is full.
+    """
 
-    alive: bool
-    loading: bool = False
+    condition: Condition
+    word: str = ""
     stage: str = ""
     progress: float | None = None
+    is_plain: bool = False
 
 
 class EngineClient:
@@ -90,23 +102,18 @@ class EngineClient:
         return Scrape(Outcome.OK, self._monotonic(), 200, reader.close())
 
     def health(self) -> Health:
-        """Whether the engine is alive, and how far it has loaded."""
+        """How the engine says it is."""
         answer = self.get_json("/health")
         if answer is None:
-            return Health(alive=False)
+            return Health(Condition.SILENT)
         status, body = answer
-        if status != 503:
-            return Health(alive=True)
         said = body if isinstance(body, dict) else {}
-        progress = said.get("progress")
-        stage = said.get("stage")
-        usable = isinstance(progress, int | float) and not isinstance(progress, bool) and 0 <= progress <= 1
-        return Health(
-            alive=True,
-            loading=True,
-            stage=stage[:64] if isinstance(stage, str) else "",
-            progress=float(progress) if usable and progress is not None else None,
-        )
+        word, stage = _word(said.get("status")), _word(said.get("stage"))
+        if status < 500:
+            return Health(Condition.READY, word)
+        if status != 503 or word not in ("", "loading"):
+            return Health(Condition.UNWELL, word or f"HTTP {status}")
+        return Health(Condition.LOADING, word, stage, _share(said.get("progress")), is_plain=not word)
 
     def get_json(self, path: str) -> tuple[int, object] | None:
         """Status and JSON body (None when it is no JSON) of a small answer; None when there was no usable answer at all."""
@@ -140,3 +147,12 @@ class EngineClient:
 
         with self._client.stream("GET", self._base_url + path) as response:
             yield response, within_deadline(response)
+
+
+def _word(said: object) -> str:
+    return said[:64] if isinstance(said, str) else ""
+
+
+def _share(said: object) -> float | None:
+    is_number = isinstance(said, int | float) and not isinstance(said, bool)
+    return float(said) if is_number and 0 <= said <= 1 else None  # type: ignore[arg-type, operator]

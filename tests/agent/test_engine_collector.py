@@ -283,6 +283,39 @@ def test_loading_is_not_up_and_shows_how_far_it_is(server: EngineEndpoint) -> No
     assert ticks.state() == "ready"
 
 
+def test_a_stalled_engine_is_told_apart_from_one_that_is_down(server: EngineEndpoint) -> None:
+    server.metrics(pairscope() + 'pairscope_stats_age_s{model_name="m"} 42.5\n')
+    server.json("/health", {"status": "stalled", "stats_age_s": 42.5}, 503)
+    ticks = Ticks(server.url)
+    sample = ticks.one()
+    assert sample.fields["up"] == 1
+    assert sample.fields["stats_age_s"] >= 42.5  # type: ignore[operator]
+    assert "stalled" in ticks.collector.statuses()[0].problem
+    assert ticks.state() == "down"
+
+
+def test_a_dead_engine_behind_a_living_server_is_down(server: EngineEndpoint) -> None:
+    server.pages["/metrics"] = Page(status=500)
+    server.json("/health", {"status": "dead", "reason": "x"}, 500)
+    ticks = Ticks(server.url)
+    assert ticks.one().fields == {"up": 0}
+    assert "dead" in ticks.collector.statuses()[0].problem
+
+
+def test_a_bare_503_is_loading_at_first_and_only_busy_later(
+    server: EngineEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "HEALTH_EVERY_S", 0.0)
+    server.metrics(vllm())
+    server.pages["/health"] = Page(status=503)
+    ticks = Ticks(server.url)
+    assert (ticks.one().fields["up"], ticks.state()) == (0, "loading")
+    server.pages["/health"] = Page()
+    assert (ticks.one().fields["up"], ticks.state()) == (1, "ready")
+    server.pages["/health"] = Page(status=503)
+    assert (ticks.one().fields["up"], ticks.state()) == (1, "ready")
+
+
 def test_a_restart_gives_no_rate_across_it(server: EngineEndpoint) -> None:
     server.metrics(pairscope(generated=5000.0))
     ticks = Ticks(server.url)
