@@ -19,17 +19,11 @@ START_NS = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z: a recording is the
 PAST_STEP_S = 5.0
 
 
-def past(fleet: Fleet, seconds: float) -> Iterator[Sequence[Sample]]:
-    """The next `seconds` of the fleet in coarse steps."""
-    end_s = fleet.elapsed_s + seconds
-    while fleet.elapsed_s < end_s - 1e-6:
-        yield fleet.step(min(PAST_STEP_S, end_s - fleet.elapsed_s))
-
-
 def scenario(settings: SimulatorSettings, seconds: float, start_ns: int = START_NS) -> Iterator[Sequence[Sample]]:
     """The past of `history_s` in steps of 5 s, then `seconds` in steps of `interval_s`, one sequence of samples a step."""
     fleet = Fleet(settings, start_ns)
-    yield from past(fleet, settings.history_s)
+    while fleet.elapsed_s < settings.history_s - 1e-6:
+        yield fleet.step(min(PAST_STEP_S, settings.history_s - fleet.elapsed_s))
     for _ in range(round(seconds / settings.interval_s)):
         yield fleet.step(settings.interval_s)
 
