@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from telemetry import catalogue
 from telemetry.sample import Sample, Value
@@ -22,6 +22,9 @@ _PRUNE_NS = 3600 * 10**9
 _PRUNE_SERIES = 8
 """A deletion takes an hour of so many series at a time: about 30,000 rows, 0.1 s, so that writers and readers get their turns."""
 _MOST = 2**63 - 1
+_SQL_FUNCTIONS = {"mean": "avg", "min": "min", "max": "max"}
+
+T = TypeVar("T")
 
 
 class SqliteStore:
@@ -153,7 +156,7 @@ class SqliteStore:
     # --- reading
 
     def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
-        with self._file.reading() as connection:
+        def read(connection: Connection) -> list[Sample]:
             names = self._readable(connection, measurement)
             if not names:
                 return []
@@ -164,13 +167,15 @@ class SqliteStore:
                 f'(SELECT max(time_ns) FROM "{_table(measurement)}" WHERE series = s.id) '
                 f"WHERE s.id IN {_in(series)} AND d.time_ns >= ?",
                 (since_ns,),
-            ).fetchall()
-        return sorted(_to_samples(measurement, names, rows, series), key=lambda sample: order(sample.tags))
+            )
+            return _to_samples(measurement, names, rows, series)
+
+        return sorted(self._read(read), key=lambda sample: order(sample.tags))
 
     def samples(
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
     ) -> list[Sample]:
-        with self._file.reading() as connection:
+        def read(connection: Connection) -> list[Sample]:
             names = self._readable(connection, measurement)
             if not names:
                 return []
@@ -179,9 +184,10 @@ class SqliteStore:
                 f'SELECT series, time_ns{_select(names)} FROM "{_table(measurement)}" '
                 f"WHERE series IN {_in(series)} AND time_ns >= ? AND time_ns < ? ORDER BY time_ns DESC LIMIT ?",
                 (start_ns, min(end_ns, _MOST), -1 if limit is None else limit),
-            ).fetchall()
-        found = _to_samples(measurement, names, rows, series)
-        return sorted(found, key=lambda sample: (sample.time_ns, order(sample.tags)))
+            )
+            return _to_samples(measurement, names, rows, series)
+
+        return sorted(self._read(read), key=lambda sample: (sample.time_ns, order(sample.tags)))
 
     def range(
         self,
@@ -196,14 +202,14 @@ class SqliteStore:
     ) -> list[Column]:
         chosen = aggregates(measurement, fields, aggregate)
         over = buckets(start_ns, end_ns, step_ns)
-        columns = Columns(over, fields)
-        with self._file.reading() as connection:
-            have = set(self._readable(connection, measurement))
+
+        def read(connection: Connection) -> list[Column]:
+            columns = Columns(over, fields)
+            have = self._readable(connection, measurement)
             series = self._series(connection, measurement, where) if have else {}
-            plain = {name: how for name, how in chosen.items() if name in have and how in ("mean", "min", "max")}
+            plain = {name: how for name, how in chosen.items() if name in have and how in _SQL_FUNCTIONS}
             if plain:
-                rows = connection.execute(_sql_plain(measurement, plain, series, over))
-                for row in rows:
+                for row in connection.execute(_sql_plain(measurement, plain, series, over)):
                     for name, value in zip(plain, row[2:], strict=True):
                         if value is not None:
                             columns.put(series[row[0]], name, row[1], value)
@@ -212,10 +218,12 @@ class SqliteStore:
                     for row in connection.execute(_SQL_ONE[how](measurement, name, series, over)):
                         value = _join_bits(row[2]) if how == "or" else row[2]
                         columns.put(series[row[0]], name, row[1], value)
-        return columns.answer()
+            return columns.answer()
+
+        return self._read(read)
 
     def series(self, measurement: str, *, since_ns: int = 0) -> list[Mapping[str, str]]:
-        with self._file.reading() as connection:
+        def read(connection: Connection) -> list[Mapping[str, str]]:
             if not self._readable(connection, measurement):
                 return []
             series = self._series(connection, measurement, None)
@@ -223,8 +231,20 @@ class SqliteStore:
                 f"SELECT id FROM series WHERE id IN {_in(series)} AND "
                 f'(SELECT max(time_ns) FROM "{_table(measurement)}" WHERE series = id) >= ?',
                 (since_ns,),
-            ).fetchall()
-        return sorted((series[row[0]] for row in rows), key=order)
+            )
+            return [series[row[0]] for row in rows]
+
+        return sorted(self._read(read), key=order)
+
+    def _read(self, read: Callable[[Connection], T]) -> T:
+        """One read transaction. A damaged file is set aside, where this user may, and the new one answers."""
+        try:
+            with self._file.reading() as connection:
+                return read(connection)
+        except Damaged as error:
+            self._file.set_aside(str(error))
+            with self._file.reading() as connection:
+                return read(connection)
 
     def _readable(self, connection: Connection, measurement: str) -> list[str]:
         """The catalogue's fields that the table has; none when there is no table yet. ValueError for an unknown measurement."""
@@ -252,7 +272,10 @@ def _tags_text(tags: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=65536)
 def _tags_of(text: str) -> Mapping[str, str]:
-    tags: dict[str, str] = json.loads(text)
+    try:
+        tags: dict[str, str] = json.loads(text)
+    except ValueError:
+        raise Damaged(f"the tags of a series are damaged: {text[:80]!r}") from None
     return tags
 
 
@@ -289,6 +312,7 @@ def _to_samples(
             row[1],
         )
         for row in rows
+        if row[0] in series  # always, unless the file is damaged
     ]
 
 
@@ -301,8 +325,7 @@ def _bucket(over: Buckets) -> str:
 
 
 def _sql_plain(measurement: str, chosen: Mapping[str, str], series: Iterable[int], over: Buckets) -> str:
-    functions = {"mean": "avg", "min": "min", "max": "max"}
-    values = ", ".join(f'{functions[how]}("{name}")' for name, how in chosen.items())
+    values = ", ".join(f'{_SQL_FUNCTIONS[how]}("{name}")' for name, how in chosen.items())
     return (
         f'SELECT series, {_bucket(over)} AS bucket, {values} FROM "{_table(measurement)}" '
         f"WHERE {_within(series, over)} GROUP BY series, bucket"

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 APPLICATION_ID = 0x50616972  # "Pair", in the file's header: tells our files from others' databases
 SCHEMA_VERSION = 1
 BUSY_S = 5.0
+CHECK_S = 0.5
 _MAGIC = b"SQLite format 3\0"
 _IDLE_CONNECTIONS = 8
 
@@ -82,7 +83,7 @@ class DatabaseFile:
             self._check_schema()
             return
         if kind == "damaged":
-            self._replace("its first page is not that of a database")
+            self._replace(f"store {path}: is damaged (its first page is not that of a database)")
         try:
             self._initialise()
         except Damaged as error:
@@ -107,20 +108,38 @@ class DatabaseFile:
         with self._folder_lock(), self._translated():
             connection = self._connect()
             try:
-                connection.execute("PRAGMA page_size=8192")
-                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+                if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
+                    connection.execute("PRAGMA page_size=8192")
+                    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("BEGIN IMMEDIATE")
                 self._check_version(connection)
-                connection.execute(_SCHEMA)
-                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                    connection.execute(_SCHEMA)
+                    connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 connection.execute("COMMIT")
+                self._check_pages(connection)
             except BaseException:
                 connection.close()
                 raise
             self._identity = self._on_disk()
             self._writer = connection
+
+    def _check_pages(self, connection: sqlite3.Connection) -> None:
+        """Raise Damaged if the file's structure is broken as far as CHECK_S let us look: better now than after writing into it."""
+        deadline_s = time.monotonic() + CHECK_S
+        connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 10_000)
+        try:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                raise
+            found = "ok"
+        finally:
+            connection.set_progress_handler(None, 0)
+        if found != "ok":
+            raise Damaged(f"store {self.path}: is damaged ({' '.join(str(found).split())})")
 
     def _check_schema(self) -> None:
         with self.reading() as connection:
@@ -228,6 +247,8 @@ class DatabaseFile:
 
     def set_aside(self, reason: str) -> None:
         """Rename a damaged file (and its WAL) and start a new one. Nothing happens if another process has done so already."""
+        if not self.writable:
+            raise Damaged(reason)
         with self._write_lock:
             self._replace(reason)
             self._initialise()
@@ -253,7 +274,7 @@ class DatabaseFile:
                 raise StoreError(
                     f"store {self.path}: is damaged and can't be renamed ({error.strerror}); move it away"
                 ) from None
-            log.warning("store %s was damaged (%s); it is kept as %s and a new one is begun", self.path, reason, aside)
+            log.warning("%s; it is kept as %s and a new one is begun", reason, aside)
 
     def _follow(self) -> None:
         """If the file was replaced or removed under us, go on with the one that is there now, or a new one."""
@@ -291,14 +312,17 @@ class DatabaseFile:
             yield
         except sqlite3.Error as error:
             raise self._as_store_error(error) from error
+        except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message, and Python can't read that
+            raise Damaged(f"store {self.path}: is damaged (its schema is not text)") from error
         except OSError as error:
             raise StoreDown(f"store {self.path}: {error.strerror or error}") from error
 
     def _as_store_error(self, error: sqlite3.Error) -> StoreError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         where = f"store {self.path}"
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return Damaged(f"{where}: is damaged ({error}); the next write sets it aside")
+        broken = ("decode to UTF-8", "unsupported file format", "malformed")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or any(words in str(error) for words in broken):
+            return Damaged(f"{where}: is damaged ({error})")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreDown(f"{where}: was busy for {BUSY_S:g} s; another process holds it")
         if code == sqlite3.SQLITE_FULL:
