@@ -1,0 +1,80 @@
+"""The roster: every GPU that has ever been seen on this host, so that one that vanishes is reported and not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agent.nvml import codes
+
+
+@dataclass(slots=True)
+class KnownGpu:
+    """A GPU by its uuid; `uuid` is empty for one that has been lost since before it could be asked."""
+
+    uuid: str
+    index: int
+    name: str
+    answered_s: float  # monotonic s of the tick it last answered to, or was first seen
+    state: int = codes.OK
+    code: int = codes.SUCCESS  # NVML's, behind the state
+    listed: bool = True  # in the driver's present enumeration
+    listing_code: int = codes.SUCCESS  # of the enumeration, when its handle can't be had
+    xids: int | None = None  # since the agent's start; None when the card doesn't deliver them
+
+    @property
+    def subject(self) -> str:
+        """How events name it."""
+        return f"gpu{self.index}"
+
+
+class GpuRoster:
+    """Keyed by uuid: an index moves when a GPU is lost."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, KnownGpu] = {}
+
+    def __iter__(self) -> Iterator[KnownGpu]:
+        return iter(sorted(self._gpus.values(), key=lambda gpu: (gpu.index, gpu.uuid)))
+
+    def __len__(self) -> int:
+        return len(self._gpus)
+
+    def find(self, uuid: str) -> KnownGpu | None:
+        return self._gpus.get(uuid)
+
+    def enumerate(self, rows: Iterable[tuple[int, str, str, int, bool]], now: float) -> None:
+        """Take over the driver's list of (index, uuid, name, code, xid events).
+
+        A row without a uuid is the known GPU of that index that the list doesn't name otherwise; else a GPU without a uuid.
+        """
+        rows = list(rows)
+        named = {uuid for _, uuid, _, _, _ in rows if uuid}
+        for known in self._gpus.values():
+            known.listed = False
+        for index, uuid, name, code, xid_events in rows:
+            gpu = self._gpus.get(uuid) if uuid else self._nameless(index, named)
+            if gpu is None:
+                gpu = KnownGpu(uuid, index, name, now)
+                self._gpus[uuid or f"index {index}"] = gpu
+            gpu.index, gpu.listed, gpu.listing_code = index, True, code
+            if uuid:
+                gpu.name = name
+                gpu.xids = (gpu.xids or 0) if xid_events else gpu.xids
+        unnamed = [key for key, gpu in self._gpus.items() if not gpu.uuid]
+        for key in unnamed:  # it has a name now, or is listed no more: either way it isn't known under its index
+            if any(row[0] == self._gpus[key].index and row[1] for row in rows) or not self._gpus[key].listed:
+                del self._gpus[key]
+
+    def _nameless(self, index: int, named: set[str]) -> KnownGpu | None:
+        for gpu in self._gpus.values():
+            if gpu.index == index and gpu.uuid not in named:
+                return gpu
+        return None
+
+
+def row_of(raw: Any) -> tuple[int, str, str, int, bool]:
+    """One row of an inventory frame; ValueError or TypeError when it isn't one."""
+    index, uuid, name, code, xid_events = raw
+    return int(index), str(uuid), str(name), int(code), bool(xid_events)

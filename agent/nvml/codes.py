@@ -1,0 +1,93 @@
+"""NVML return codes by number, and what each says about a reading, a GPU or the driver."""
+
+from __future__ import annotations
+
+from telemetry.catalogue import GPU_STATES
+
+SUCCESS = 0
+UNINITIALIZED = 1
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+OPERATING_SYSTEM = 17
+LIB_RM_VERSION_MISMATCH = 18
+NO_DATA = 21
+VGPU_ECC_NOT_SUPPORTED = 22
+ARGUMENT_VERSION_MISMATCH = 25
+DEPRECATED = 26
+NOT_READY = 27
+GPU_NOT_FOUND = 28
+UNKNOWN = 999
+
+NAMES = {
+    UNINITIALIZED: "the driver connection is gone",
+    NO_PERMISSION: "no permission",
+    DRIVER_NOT_LOADED: "the driver is not loaded",
+    LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found",
+    GPU_IS_LOST: "the GPU is lost: it has fallen off the bus or is otherwise inaccessible",
+    RESET_REQUIRED: "the GPU needs a reset before it can be used again",
+    OPERATING_SYSTEM: "the operating system blocked the request",
+    LIB_RM_VERSION_MISMATCH: "the driver and its library are of different versions",
+    NOT_READY: "the GPU is not ready",
+    GPU_NOT_FOUND: "the GPU is not found",
+    UNKNOWN: "the driver reports an unknown error",
+}
+
+REFUSALS = frozenset(
+    {
+        NOT_SUPPORTED,
+        NO_PERMISSION,
+        FUNCTION_NOT_FOUND,
+        VGPU_ECC_NOT_SUPPORTED,
+        ARGUMENT_VERSION_MISMATCH,
+        DEPRECATED,
+    }
+)
+"""This card or driver doesn't give the value: absent, not an error, and not asked again for a while."""
+
+QUIET = frozenset({NOT_FOUND, NO_DATA})
+"""No value just now: absent, not an error, asked again next time."""
+
+GPU_FAULTS = frozenset({GPU_IS_LOST, RESET_REQUIRED})
+"""The whole GPU is out: nothing else of it is worth a driver call in this sweep."""
+
+DRIVER_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED})
+"""The connection to the driver is void: the library has to be initialised again."""
+
+OK = GPU_STATES.index("ok")
+LOST = GPU_STATES.index("lost")
+HUNG = GPU_STATES.index("hung")
+DRIVER_MISMATCH = GPU_STATES.index("driver_mismatch")
+ABSENT = GPU_STATES.index("absent")
+
+_STATES = {
+    SUCCESS: OK,
+    UNINITIALIZED: ABSENT,
+    NO_PERMISSION: GPU_STATES.index("no_permission"),
+    OPERATING_SYSTEM: GPU_STATES.index("no_permission"),
+    NOT_FOUND: ABSENT,
+    DRIVER_NOT_LOADED: ABSENT,
+    LIBRARY_NOT_FOUND: ABSENT,
+    GPU_IS_LOST: LOST,
+    RESET_REQUIRED: GPU_STATES.index("reset_required"),
+    LIB_RM_VERSION_MISMATCH: DRIVER_MISMATCH,
+    NOT_READY: ABSENT,
+    GPU_NOT_FOUND: ABSENT,
+}
+
+
+def state_of(code: int) -> int:
+    """The `state` of a GPU that answers everything with this code; a code without a meaning of its own counts as lost."""
+    return _STATES.get(code, LOST)
+
+
+def name_of(code: int) -> str:
+    """What a code means, in words."""
+    return NAMES.get(code, f"NVML error {code}")

@@ -1,0 +1,119 @@
+"""One GPU as the driver shows it: which readings are due at a sweep, and what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.nvml import activity, codes, faults, link, memory, power
+from agent.nvml.calls import Calls, GpuFault, Number
+from agent.nvml.gpm import Gpm
+from agent.nvml.link import Link
+from agent.nvml.temperature import FIELDS as TEMPERATURE_FIELDS
+from agent.nvml.temperature import Temperature
+from agent.nvml.timing import ReaderTiming
+
+FAST_FIELDS = (*TEMPERATURE_FIELDS, *power.FIELDS, *activity.THROTTLE_FIELDS, *link.FIELDS)
+"""One driver call for all of these."""
+
+TICK_SLACK_S = 0.25
+"""Ticks jitter: a group that is due this soon is read now rather than a whole tick late."""
+
+
+@dataclass(slots=True)
+class Due:
+    """When a group of readings is next taken. GPUs take turns within the period, so that slow calls don't fall into one sweep."""
+
+    period_s: float
+    share: float  # of the period until the second reading, in (0, 1]
+    next_s: float = field(default=0.0)
+
+    def now(self, now: float) -> bool:
+        """Whether it is time; if so the next time is set at once, so that a call that hangs is not repeated by another thread."""
+        if now < self.next_s - TICK_SLACK_S:
+            return False
+        self.next_s = now + self.period_s * (1.0 if self.next_s else self.share)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a sweep brought of one GPU: fields of the `gpu` measurement that were read in it and no others.
+
+    `code` is the NVML code behind a state other than ok. `pids` is None when processes were not asked for or not told.
+    """
+
+    state: int
+    code: int
+    fields: dict[str, Number]
+    pids: tuple[int, ...] | None
+
+
+class Gpu:
+    """A handle and what is remembered about it. `index` is NVML's and moves when a GPU is lost; `uuid` stays."""
+
+    def __init__(
+        self, index: int, uuid: str, name: str, brand: int | None, handle: Any, timing: ReaderTiming, meminfo: Path
+    ) -> None:
+        self.index = index
+        self.uuid = uuid
+        self.name = name
+        self.handle = handle
+        self.calls = Calls(timing.reprobe_s)
+        self._brand = brand
+        self._meminfo = meminfo
+        self._temperature = Temperature()
+        self._link = Link()
+        self._gpm = Gpm()
+        share = (1 + index % 8) / 8
+        self._memory_due = Due(timing.memory_s, share)
+        self._processes_due = Due(timing.processes_s, share)
+        self._health_due = Due(timing.health_s, share)
+        self._limits_due = Due(timing.limits_s, share)
+
+    def read(self, now: float) -> Reading:
+        """Everything that is due at `now`, monotonic seconds. Raises DriverGone."""
+        self.calls.begin(now)
+        try:
+            fields, pids = self._read(now)
+        except GpuFault as fault:
+            return Reading(codes.state_of(fault.code), fault.code, {}, None)
+        if self.calls.answered == 0 and self.calls.failures:
+            code = self.calls.failures[0]
+            self.calls.forget_refusals()
+            return Reading(codes.state_of(code), code, {}, None)
+        return Reading(codes.OK, codes.SUCCESS, fields, pids)
+
+    def _read(self, now: float) -> tuple[dict[str, Number], tuple[int, ...] | None]:
+        calls, handle = self.calls, self.handle
+        fields: dict[str, Number] = {}
+        pids = None
+        if self._limits_due.now(now):  # first, since margins are told against them
+            fields |= self._temperature.read_limits(calls, handle)
+            fields |= power.read_limits(calls, handle)
+            fields |= activity.read_maxima(calls, handle)
+            fields |= link.read_maxima(calls, handle)
+        values = calls.fields(handle, FAST_FIELDS)
+        fields |= activity.read(calls, handle, values)
+        fields |= power.read(calls, handle, values)
+        fields |= self._temperature.read(calls, handle, values, int(fields.get("throttle_reasons", 0)))
+        fields |= self._link.read(values, now)
+        if self._memory_due.now(now):
+            fields |= memory.read(calls, handle, self.name, self._meminfo)
+            fields |= link.read_state(calls, handle)
+            fields |= activity.read_fan(calls, handle)
+            fields |= self._gpm.read(calls, handle, now)
+        if self._processes_due.now(now):
+            pids = memory.read_processes(calls, handle)
+            if pids is not None:
+                fields["processes"] = len(pids)
+        if self._health_due.now(now):
+            fields |= faults.read(calls, handle, self._brand)
+            if not values.keys() & set(link.FIELDS):
+                fields |= link.read_throughput(calls, handle)
+        return fields, pids
+
+    def forget(self) -> None:
+        """Give back what the library holds for this GPU; call before the library is shut down."""
+        self._gpm.forget()

@@ -1,0 +1,125 @@
+"""The connection to the driver: initialise, enumerate the GPUs, take XID events, start again when the driver goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from agent.nvml import codes
+from agent.nvml.gpu import Gpu
+from agent.nvml.timing import ReaderTiming
+
+XID_EVENT = 8  # nvmlEventTypeXidCriticalError
+EVENTS_PER_SWEEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the enumeration. A GPU whose handle can't be had has a code, and no uuid unless the driver still tells it."""
+
+    index: int
+    uuid: str
+    name: str
+    code: int
+    xid_events: bool
+
+
+class Session:
+    """Everything between nvmlInit and nvmlShutdown. While it is opened or closed no thread may be inside a call of it."""
+
+    def __init__(self, timing: ReaderTiming, meminfo: Path) -> None:
+        self._timing = timing
+        self._meminfo = meminfo
+        self._initialised = False
+        self._events: Any = None
+        self._by_handle: dict[int, Gpu] = {}
+        self.gpus: list[Gpu] = []
+        self.rows: list[Row] = []  # by index; of a GPU not attached yet with the code for a timeout
+        self.errors = 0
+
+    def open(self) -> int:
+        """Initialise and count; the NVML code, 0 when the driver answers. Never raises for a driver that is absent."""
+        self.close()
+        try:
+            pynvml.nvmlInit()
+            self._initialised = True
+            count = int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            code = int(error.value)
+            self.close()
+            return code
+        with contextlib.suppress(pynvml.NVMLError):
+            self._events = pynvml.nvmlEventSetCreate()
+        self.rows = [Row(index, "", "", codes.TIMEOUT, False) for index in range(count)]
+        return codes.SUCCESS
+
+    def attach(self, index: int) -> None:
+        """Get the GPU's handle and identity; may hang for a GPU that hangs."""
+        self.rows[index] = self._enumerate(index)
+
+    def close(self) -> None:
+        """Give everything back. Never call it while another thread is inside a driver call."""
+        with contextlib.suppress(pynvml.NVMLError):
+            for gpu in self.gpus:
+                gpu.forget()
+        if self._events is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._events)
+        if self._initialised:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+        self._initialised = False
+        self._events = None
+        self._by_handle, self.gpus, self.rows = {}, [], []
+
+    def take_xids(self) -> list[tuple[str, int]]:
+        """(uuid, code) of the XID errors since the last call, in order; five equal ones are five. Doesn't wait."""
+        taken: list[tuple[str, int]] = []
+        if self._events is None or not self._by_handle:
+            return taken
+        for _ in range(EVENTS_PER_SWEEP):
+            try:
+                data = pynvml.nvmlEventSetWait_v2(self._events, 0)
+            except pynvml.NVMLError as error:
+                if error.value not in (codes.TIMEOUT, codes.GPU_IS_LOST):
+                    self.errors += 1
+                break
+            gpu = self._by_handle.get(_address(data.device))
+            if gpu is not None and data.eventType & XID_EVENT:
+                taken.append((gpu.uuid, int(data.eventData)))
+        return taken
+
+    def _enumerate(self, index: int) -> Row:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        except pynvml.NVMLError as error:
+            return Row(index, "", "", int(error.value), False)
+        name, brand = "", None
+        with contextlib.suppress(pynvml.NVMLError):
+            name = str(pynvml.nvmlDeviceGetName(handle))
+        with contextlib.suppress(pynvml.NVMLError):
+            brand = int(pynvml.nvmlDeviceGetBrand(handle))
+        gpu = Gpu(index, uuid, name, brand, handle, self._timing, self._meminfo)
+        xid_events = self._register(handle, gpu)
+        self.gpus.append(gpu)
+        return Row(index, uuid, name, codes.SUCCESS, xid_events)
+
+    def _register(self, handle: Any, gpu: Gpu) -> bool:
+        if self._events is None:
+            return False
+        try:
+            pynvml.nvmlDeviceRegisterEvents(handle, XID_EVENT, self._events)
+        except pynvml.NVMLError:
+            return False
+        self._by_handle[_address(handle)] = gpu
+        return True
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

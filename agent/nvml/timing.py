@@ -1,0 +1,37 @@
+"""How often each group of readings is taken, and how long a call may take: one record for both ends of the pipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderTiming:
+    """Periods and limits, seconds. The fast group is read at every tick that the agent asks for.
+
+    memory: used memory, link, fan, GPM. processes: costs 4.5 ms a call on some cards. health: ECC, row remapping, replays,
+    and PCIe throughput where it is only to be had by a call that blocks 20 ms. limits: power and temperature limits, maxima.
+    reprobe: calls that the card refused. retry: the library or driver that is not there. rediscover: all GPUs again when one
+    is out. takeover: a GPU that holds its thread this long is left to it, and another thread goes on.
+    """
+
+    memory_s: float = 5.0
+    processes_s: float = 10.0
+    health_s: float = 30.0
+    limits_s: float = 30.0
+    reprobe_s: float = 600.0
+    retry_s: float = 30.0
+    rediscover_s: float = 60.0
+    takeover_s: float = 0.2
+
+
+def to_argument(timing: ReaderTiming) -> str:
+    """The record as one command-line argument."""
+    return json.dumps(dataclasses.asdict(timing))
+
+
+def from_argument(argument: str) -> ReaderTiming:
+    """The inverse of `to_argument`; ValueError or TypeError for anything else."""
+    return ReaderTiming(**{name: float(value) for name, value in json.loads(argument).items()})

@@ -1,0 +1,188 @@
+"""The process that talks to the driver: `python -m agent.reader TIMING`. It may hang in a call; nobody waits for it.
+
+It reads `{"tick": n}` frames on standard input and answers on standard output: `inventory` when the GPUs were enumerated, one `gpu`
+frame for each GPU as soon as it is read, `xid` for each XID error, and `done` with the driver's code when the sweep is over.
+It ends when standard input does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from agent.crew import Crew, Job
+from agent.frames import Message, Unpacker, pack
+from agent.nvml import codes
+from agent.nvml.calls import DriverGone
+from agent.nvml.gpu import Gpu
+from agent.nvml.session import Row, Session
+from agent.nvml.timing import ReaderTiming, from_argument
+from telemetry.process import die_with_parent
+
+MEMINFO = Path("/proc/meminfo")
+LONGEST_REDISCOVERY_S = 600.0
+
+
+class Reader:
+    """Turns a tick into jobs for the crew. `send` takes a message for the agent and may be called from any thread."""
+
+    def __init__(
+        self,
+        timing: ReaderTiming,
+        send: Callable[[Message], None],
+        clock: Callable[[], float] = time.monotonic,
+        meminfo: Path = MEMINFO,
+    ) -> None:
+        self._timing = timing
+        self._send = send
+        self._clock = clock
+        self._session = Session(timing, meminfo)
+        self.crew = Crew(timing.takeover_s, clock, self._job_failed)
+        self._code: int | None = None  # of the driver; None before the first attempt
+        self._next_opening_s = 0.0  # monotonic s, while the driver or a GPU is out
+        self._rediscover_s = timing.rediscover_s
+        self._faulty = False  # a GPU has been out since the last opening
+        self._told: list[Row] = []  # the enumeration as the agent knows it
+        self._read_s: dict[str, float] = {}  # by uuid, when its last reading ended
+
+    def tick(self, number: int) -> None:
+        """Begin the sweep of this tick; what an earlier one left undone is dropped."""
+        self.crew.assign([Job("plan", lambda: self._plan(number))])
+
+    def _plan(self, number: int) -> Iterable[Job]:
+        if self._is_opening_due() and not self.crew.stuck(but="plan"):
+            self._open()
+            attaching = [Job(f"gpu {row.index}", self._attaching(row.index)) for row in self._session.rows]
+            return [*attaching, Job("inventory", lambda: self._sweep(number))]
+        return self._sweep(number)
+
+    def _sweep(self, number: int) -> Iterable[Job]:
+        rows = list(self._session.rows)
+        if rows != self._told:  # also when a GPU that was stuck is attached at last
+            self._told = rows
+            self._faulty = self._faulty or any(row.code != codes.SUCCESS for row in rows)
+            told = [[row.index, row.uuid, row.name, row.code, row.xid_events] for row in rows]
+            self._send({"kind": "inventory", "gpus": told})
+        gpus = sorted(self._session.gpus, key=lambda gpu: self._read_s.get(gpu.uuid, 0.0))
+        jobs = [Job(f"gpu {gpu.index}", self._reading(gpu, number)) for gpu in gpus]
+        jobs.append(Job("xid", self._take_xids))
+        jobs.append(Job("done", lambda: self._done(number)))
+        return jobs
+
+    def _is_opening_due(self) -> bool:
+        if self._code == codes.SUCCESS and not self._faulty:
+            self._rediscover_s = self._timing.rediscover_s
+            return False
+        return self._clock() >= self._next_opening_s
+
+    def _open(self) -> None:
+        was_faulty, self._faulty = self._faulty, False
+        self._code = self._session.open()
+        if self._code != codes.SUCCESS:
+            self._next_opening_s = self._clock() + self._timing.retry_s
+        else:
+            # starting again disturbs the other GPUs, so a GPU that stays out is asked less and less often
+            self._rediscover_s = min(LONGEST_REDISCOVERY_S, self._rediscover_s * (2 if was_faulty else 1))
+            self._next_opening_s = self._clock() + self._rediscover_s
+        self._told = []
+
+    def _attaching(self, index: int) -> Callable[[], Iterable[Job]]:
+        def attach() -> Iterable[Job]:
+            self._session.attach(index)
+            return ()
+
+        return attach
+
+    def _reading(self, gpu: Gpu, number: int) -> Callable[[], Iterable[Job]]:
+        def read() -> Iterable[Job]:
+            errors = gpu.calls.errors
+            try:
+                reading = gpu.read(self._clock())
+            except DriverGone:
+                self._code = codes.UNINITIALIZED
+                self._next_opening_s = self._clock()
+                return ()
+            finally:
+                self._read_s[gpu.uuid] = self._clock()
+            self._faulty = self._faulty or reading.state != codes.OK
+            message: Message = {
+                "kind": "gpu",
+                "tick": number,
+                "uuid": gpu.uuid,
+                "state": reading.state,
+                "code": reading.code,
+                "fields": reading.fields,
+                "errors": gpu.calls.errors - errors,
+            }
+            if reading.pids is not None:
+                message["pids"] = reading.pids
+            self._send(message)
+            return ()
+
+        return read
+
+    def _take_xids(self) -> Iterable[Job]:
+        for uuid, code in self._session.take_xids():
+            self._send({"kind": "xid", "uuid": uuid, "code": code})
+        return ()
+
+    def _job_failed(self, job: str, error: Exception) -> None:
+        self._send({"kind": "error", "job": job, "text": f"{type(error).__name__}: {error}"})
+
+    def _done(self, number: int) -> Iterable[Job]:
+        self._send({"kind": "done", "tick": number, "driver": self._code})
+        if self._code == codes.LIB_RM_VERSION_MISMATCH:
+            os._exit(0)  # the new library is only loaded by a new process
+        return ()
+
+
+def sender(descriptor: int) -> Callable[[Message], None]:
+    """Writes whole frames; a closed pipe ends the process, since nobody is left to read for."""
+    turn = threading.Lock()
+
+    def send(message: Message) -> None:
+        frame = pack(message)
+        with turn:
+            try:
+                while frame:
+                    frame = frame[os.write(descriptor, frame) :]
+            except OSError:
+                os._exit(0)
+
+    return send
+
+
+def serve(requests: int, reader: Reader) -> None:
+    """Until the requests end. Only the last of several ticks that wait is answered."""
+    unpacker = Unpacker()
+    patience: float | None = None
+    while True:
+        ready, _, _ = select.select([requests], [], [], patience)
+        if ready:
+            piece = os.read(requests, 65536)
+            if not piece:
+                return
+            ticks = [int(message["tick"]) for message in unpacker.feed(piece)]
+            if ticks:
+                reader.tick(ticks[-1])
+        patience = reader.crew.relieve()
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the agent ends this process itself
+    timing = from_argument(sys.argv[1]) if len(sys.argv) > 1 else ReaderTiming()
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints must not get between the frames
+    serve(0, Reader(timing, sender(answers)))
+    os._exit(0)  # threads inside the driver are not waited for
+
+
+if __name__ == "__main__":
+    main()
