@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
-from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus
+from telemetry.sample import Sample
+from tests.agent.nvidia.conftest import Host, events, gpus
 from tests.doubles.nvml.scenario import ULLONG
 
 STATE = {name: number for number, name in enumerate(GPU_STATES)}
 
 
-def states(samples: list) -> dict[str, int]:  # type: ignore[type-arg]
+def states(samples: list[Sample]) -> dict[str, object]:
     return {name: sample.fields["state"] for name, sample in gpus(samples).items()}
 
 
@@ -41,7 +43,7 @@ def test_without_the_library_there_is_no_gpu_and_it_is_found_when_it_comes(host:
 
 def test_a_driver_that_is_absent_is_not_asked_at_every_tick(host: Host) -> None:
     host.scenario.state.init_code = 9
-    host.collector(EVERY_TICK.__class__(retry_s=3600.0))
+    host.collector(ReaderTiming(takeover_s=20.0, retry_s=3600.0))
     for _ in range(5):
         host.tick()
     assert host.scenario.state.init_calls == 1
@@ -74,7 +76,7 @@ def test_a_version_mismatch_is_told_and_a_new_reader_loads_the_new_library(host:
     host.scenario.state.driver_version = 2
     host.scenario.reload_driver()
     mismatch = {"0001": STATE["driver_mismatch"], "0002": STATE["driver_mismatch"]}
-    seen: list = []  # type: ignore[type-arg]
+    seen: list[Sample] = []
     host.until(lambda samples: seen.extend(events(samples, "gpu_lost")) or states(samples) == mismatch)
     assert {(event.tags["subject"], event.fields["code"]) for event in seen if event.fields["code"] == 18} == {
         ("gpu0", 18),
@@ -120,7 +122,7 @@ def test_a_gpu_that_fails_has_its_state_and_nothing_else_and_the_other_goes_on(
 
 
 def test_a_lost_gpu_costs_one_call_a_sweep(host: Host) -> None:
-    host.collector(EVERY_TICK.__class__())
+    host.collector(ReaderTiming(takeover_s=20.0))
     host.tick()
     host.scenario.gpu(0).fault = 15
     before = sum(host.scenario.gpu(0).feature_calls)
@@ -202,7 +204,7 @@ def test_what_a_card_refuses_is_not_asked_again_and_what_it_has_not_just_now_is(
 def test_what_a_card_refused_is_asked_again_after_a_while(host: Host) -> None:
     host.scenario.refuse(0, "utilization")
     host.scenario.refuse_field(0, 185)
-    host.collector(EVERY_TICK.__class__(reprobe_s=0.2))
+    host.collector(ReaderTiming(takeover_s=20.0, reprobe_s=0.2))
     assert "util_pct" not in gpus(host.tick())["0001"].fields
     host.scenario.refuse(0, "utilization", code=0)
     host.scenario.refuse_field(0, 185, code=0)
@@ -228,7 +230,7 @@ def test_an_unknown_field_id_is_an_unsupported_one(host: Host) -> None:
 
 
 def test_slow_groups_are_absent_from_the_ticks_that_do_not_read_them(host: Host) -> None:
-    host.collector(EVERY_TICK.__class__())
+    host.collector(ReaderTiming(takeover_s=20.0))
     first = gpus(host.tick())["0001"].fields
     second = gpus(host.tick())["0001"].fields
     slow = {
