@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -42,6 +43,7 @@ class CannotStart(Exception):
 def run(settings: AgentSettings) -> int:
     """Run until SIGTERM or SIGINT: 0. 2 with one line on stderr when it can't start; then nothing is left behind."""
     stop = stop_event()
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every scrape
     try:
         agent = Agent(settings)
     except CannotStart as error:

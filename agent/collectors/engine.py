@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.collectors.engine_dialects import Dialect, detect
 from agent.collectors.engine_identity import Change, Identities
-from agent.collectors.engine_readings import SAME_START_S, EngineReadings, config_hash, start_time_s, version
+from agent.collectors.engine_readings import EngineReadings, Incarnation, config_hash, version
 from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape
 from agent.collectors.interface import Tags, Tick
 from agent.engine_status import EngineStatus
@@ -48,7 +48,7 @@ class EngineVisitor:
         self._client = EngineClient(target.base_url, deadline_s, monotonic)
         self._health = Health(Condition.SILENT)
         self._checked_s: float | None = None
-        self._start_s: float | None = None
+        self._incarnation = Incarnation()
         self._asked: dict[str, str] = {}  # kind, model and version as other routes tell them
 
     def visit(self, tick: Tick) -> Visit:
@@ -56,10 +56,8 @@ class EngineVisitor:
         if scrape.outcome is Outcome.REFUSED:
             self._forget()
             return Visit(scrape, self._health)
-        start_s = start_time_s(scrape.exposition) if scrape.exposition else None
-        if start_s is not None and self._start_s is not None and abs(start_s - self._start_s) > SAME_START_S:
+        if scrape.exposition is not None and self._incarnation.changed(scrape.exposition, scrape.received_s):
             self._forget()
-        self._start_s = start_s
         dialect = detect(scrape.exposition, self._target.kind) if scrape.exposition else None
         self._check(dialect)
         return Visit(
@@ -77,7 +75,6 @@ class EngineVisitor:
         """Another process answers from here on, or none."""
         self._health = Health(Condition.SILENT)
         self._checked_s = None
-        self._start_s = None
         self._asked = {}
 
     def _check(self, dialect: Dialect | None) -> None:

@@ -190,6 +190,7 @@ DIALECTS: tuple[Dialect, ...] = (PAIRSCOPE, VLLM)
 """In the order in which they are tried on an unknown endpoint."""
 
 START_FAMILIES = ("process_start_time_seconds",)
+UPTIME_FAMILY = "pairscope_uptime_s"
 
 
 def detect(exposition: Exposition, kind: str = "auto") -> Dialect | None:

@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Hashable, Iterable
 
-from agent.collectors.engine_dialects import START_FAMILIES, Dialect, first
+from agent.collectors.engine_dialects import START_FAMILIES, UPTIME_FAMILY, Dialect, first
 from agent.counters import Rate
 from agent.exposition import Exposition
 from agent.histograms import Histogram, Window, gather
@@ -21,6 +21,8 @@ FINISH_RATE_WINDOW_S = 60.0
 
 SAME_START_S = 1.0
 """Start times closer than this are one start, told twice with rounding."""
+
+UPTIME_MARGIN_S = 3.0
 
 INT_LIMIT = 2**63
 
@@ -52,7 +54,7 @@ class EngineReadings:
         self.dialect = dialect
         self.reported_age_s = 0.0  # how old the engine itself said its numbers were, at the last scrape
         self.restarts = 0  # seen by a new start time, without a scrape that failed between
-        self._start: float | None = None
+        self._incarnation = Incarnation()
         window_s = FINISH_RATE_WINDOW_S if dialect.counter_style == "finish" else 0.0
         self._rates = {name: Rate(window_s) for name in _RATES}
         self._windows = {role: Window(WINDOW_S) for role in (*dialect.histograms, "step_tokens")}
@@ -69,10 +71,9 @@ class EngineReadings:
     def read(self, exposition: Exposition, monotonic_s: float, wall_s: float) -> dict[str, Value]:
         """The fields of this scrape. `monotonic_s` is when the body had arrived; rates are over the time between bodies."""
         start = start_time_s(exposition)
-        if start is not None and self._start is not None and abs(start - self._start) > SAME_START_S:
+        if self._incarnation.changed(exposition, monotonic_s):
             self.restarts += 1
             self.forget()
-        self._start = start
         self.reported_age_s = max(0.0, exposition.value(self.dialect.age) or 0.0)
         fields: dict[str, Value] = {"counter_style": self.dialect.counter_style}
         fields |= self._gauges(exposition)
@@ -169,6 +170,29 @@ class EngineReadings:
                 # tokens held a running request: too small where requests share a cached prefix
                 made["context_mean"] = blocks * tokens * used_pct / 100 / running
         return made
+
+
+class Incarnation:
+    """Notices that another process answers at the same address, though no scrape failed between."""
+
+    def __init__(self) -> None:
+        self._start_s: float | None = None
+        self._uptime: tuple[float, float] | None = None  # uptime as told, monotonic s at which it was told
+
+    def forget(self) -> None:
+        self._start_s = self._uptime = None
+
+    def changed(self, exposition: Exposition, monotonic_s: float) -> bool:
+        """Whether this exposition comes from another process than the last one, as far as start time and uptime tell."""
+        start_s, last_start_s = start_time_s(exposition), self._start_s
+        self._start_s = start_s
+        moved = start_s is not None and last_start_s is not None and abs(start_s - last_start_s) > SAME_START_S
+        uptime_s = exposition.value(UPTIME_FAMILY)
+        last, self._uptime = self._uptime, None if uptime_s is None else (uptime_s, monotonic_s)
+        if uptime_s is None or last is None:
+            return moved
+        # an answer may be late by the deadline, hence the margin where uptime grew, but by too little
+        return moved or uptime_s < last[0] or uptime_s - last[0] < monotonic_s - last[1] - UPTIME_MARGIN_S
 
 
 class BusySteps:

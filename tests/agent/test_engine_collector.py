@@ -316,6 +316,18 @@ def test_a_bare_503_is_loading_at_first_and_only_busy_later(
     assert (ticks.one().fields["up"], ticks.state()) == (1, "ready")
 
 
+def test_an_engine_that_restarts_between_two_ticks_is_loading_and_not_up(server: EngineEndpoint) -> None:
+    server.metrics(pairscope(uptime_s=500.0))
+    ticks = Ticks(server.url)
+    assert ticks.one().fields["up"] == 1
+    server.metrics(pairscope(uptime_s=0.5, generated=0.0))
+    server.json("/health", {"status": "loading", "stage": "weights", "progress": 0.0}, 503)
+    (sample, event) = ticks.all()
+    assert sample.fields["up"] == 0
+    assert ticks.state() == "loading"
+    assert event.tags["kind"] == "restart"
+
+
 def test_a_restart_gives_no_rate_across_it(server: EngineEndpoint) -> None:
     server.metrics(pairscope(generated=5000.0))
     ticks = Ticks(server.url)

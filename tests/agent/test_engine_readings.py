@@ -121,6 +121,22 @@ def test_a_restart_gives_no_rate_even_when_the_new_counter_has_overtaken_the_old
     assert after["tokens_per_s"] == 50.0
 
 
+@pytest.mark.parametrize(("uptime_s", "restarted"), [(9.0, True), (81.0, False), (79.0, False), (70.0, True)])
+def test_a_restart_is_known_from_the_uptime(uptime_s: float, restarted: bool) -> None:
+    readings = EngineReadings(PAIRSCOPE)
+    readings.read(parse(pairscope(uptime_s=71.0)), 10.0, WALL_S)
+    fields = readings.read(parse(pairscope(uptime_s=uptime_s, generated=190.0)), 20.0, WALL_S)
+    assert readings.restarts == int(restarted)
+    assert ("tokens_per_s" in fields) is not restarted
+
+
+def test_a_restart_that_has_lived_longer_than_the_first_is_known_after_a_gap() -> None:
+    readings = EngineReadings(PAIRSCOPE)
+    readings.read(parse(pairscope(uptime_s=20.0)), 10.0, WALL_S)
+    readings.read(parse(pairscope(uptime_s=40.0)), 100.0, WALL_S)
+    assert readings.restarts == 1
+
+
 def test_a_counter_that_fell_gives_no_rate_where_no_start_time_is_told() -> None:
     readings = EngineReadings(VLLM)
     readings.read(parse(vllm(generated=(1000.0,), start_s=None)), 10.0, WALL_S)
@@ -152,9 +168,11 @@ def test_step_time_is_not_claimed_for_a_time_in_which_nothing_ran() -> None:
 
 def test_our_own_engine_is_read_by_its_field_names() -> None:
     readings = EngineReadings(PAIRSCOPE)
-    readings.read(parse(pairscope()), 10.0, WALL_S)
+    readings.read(parse(pairscope(uptime_s=75.0)), 10.0, WALL_S)
     fields = readings.read(
-        parse(pairscope(generated=160.0, step_buckets={"0.05": 90.0, "+Inf": 110.0}, step_sum=7.0)), 12.0, WALL_S
+        parse(pairscope(uptime_s=77.0, generated=160.0, step_buckets={"0.05": 90.0, "+Inf": 110.0}, step_sum=7.0)),
+        12.0,
+        WALL_S,
     )
     expected = {
         "generation_tokens_total": 160,

@@ -75,6 +75,7 @@ def pairscope(
     config_hash: str = "ab12",
     step_buckets: Mapping[str, float] | None = None,
     step_sum: float = 4.0,
+    uptime_s: float | None = None,
 ) -> str:
     """Our own engine, by the contract of its /metrics."""
     own = f'model_name="{MODEL}"'
@@ -90,9 +91,10 @@ def pairscope(
         "kv_fragmentation_pct": 3.5,
         "kv_blocks_count": 512,
         "kv_blocks_free": 307,
-        "uptime_s": 77.0,
         "tokens_per_s": 123456.0,
     }
+    if uptime_s is not None:
+        values["uptime_s"] = uptime_s
     text = "".join(f"pairscope_{name}{{{own}}} {value}\n" for name, value in values.items())
     text += f'pairscope_engine_info{{{own},version="{version}",config_hash="{config_hash}"}} 1\n'
     return text + histogram("pairscope_step_time_seconds", own, step_buckets or {"0.05": 70.0, "+Inf": 80.0}, step_sum)
