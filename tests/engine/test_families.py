@@ -1,0 +1,157 @@
+"""Random small models of every family and shape give transformers' logits, through the paged cache and in odd chunks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from engine.batch import build
+from engine.blocks import BlockPool
+from engine.checkpoints.find import open_checkpoint
+from engine.kvstore import KVStore
+from engine.linear import Plain
+from engine.loader import load_decoder
+from engine.model import Decoder
+from engine.modelconfig import UnsupportedModel
+from engine.queue import FirstCome
+from engine.request import Request, Sampling
+from engine.scheduler import Scheduler
+from tests.engine.checkpoints import write_checkpoint
+
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama, grouped queries, tied head": {},
+    "llama, one KV head a head, head of its own": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+    "llama, one KV head for all": {"num_key_value_heads": 1},
+    "llama 3 rope scaling": {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500.0},
+    "linear rope scaling": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "rope as transformers 5 writes it": {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}},
+    "heads wider than hidden / heads": {"head_dim": 16},
+    "qwen2, biases on q, k and v": {"model_type": "qwen2", "num_hidden_layers": 3},
+    "mistral without a window": {"model_type": "mistral", "sliding_window": None},
+}
+
+
+def load(folder: Path) -> Decoder:
+    checkpoint = open_checkpoint(folder)
+    with torch.inference_mode():
+        return load_decoder(checkpoint, torch.float32, torch.device("cpu"), 512, lambda done: None, lambda line: None)
+
+
+def logits_of(decoder: Decoder, tokens: list[int], chunks: list[int], beside: list[int]) -> torch.Tensor:
+    """Logits of each token, computed chunk by chunk through a paged cache, next to another sequence in the same steps."""
+    pool = BlockPool(64, 4)
+    pool.take(3)  # so that blocks don't begin at 0
+    cache = KVStore(decoder.config, 64, 4, torch.float32, torch.device("cpu"))
+    rows: list[torch.Tensor] = []
+    first = Request("a", tokens[:1], Sampling(), 0.0)
+    other = Request("b", beside, Sampling(), 0.0)
+    scheduler = Scheduler(pool, FirstCome(), 2, 1000, 256)
+    scheduler.add(other)
+    scheduler.add(first)
+    done = 0
+    with torch.inference_mode():
+        for count in chunks:
+            first.tokens = tokens[: done + count]
+            plan = scheduler.schedule()
+            batch = build(plan, 4, torch.float32, torch.device("cpu"))
+            out = decoder.logits(decoder.forward(batch, cache))
+            at = 0
+            for row in batch.rows:
+                if row.request is first:
+                    rows.append(out[at : at + row.count])
+                at += row.count
+                row.request.num_computed += row.count
+            other.tokens.append(beside[0])
+            done += count
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES.keys())
+def test_the_logits_equal_those_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = write_checkpoint(tmp_path, seed=3, **changes)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 250, (1, 101), generator=generator)
+    with torch.inference_mode():
+        expected = reference(tokens).logits[0]
+    # from nothing, onto a cache, one at a time, then a chunk that begins within a block
+    chunks = [37, 1, 1, 1, 21, 1, 38, 1]
+    got = logits_of(load(folder), tokens[0].tolist(), chunks, beside=[9, 8, 7, 6, 5])
+    assert expected.std() > 0.3  # the model says something
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_weights_in_shards_load_like_weights_in_one_file(tmp_path: Path) -> None:
+    whole = write_checkpoint(tmp_path / "whole", seed=1)
+    parts = write_checkpoint(tmp_path / "parts", seed=1)
+    with safe_open(parts / "model.safetensors", framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    (parts / "model.safetensors").unlink()
+    shards = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(tensors)}
+    for shard in set(shards.values()):
+        save_file({name: tensors[name] for name, file in shards.items() if file == shard}, parts / shard)
+    (parts / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    tokens = list(range(40))
+    torch.testing.assert_close(
+        logits_of(load(parts), tokens, [40], [1, 2]), logits_of(load(whole), tokens, [40], [1, 2])
+    )
+    (parts / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match=r"model-00002-of-00002\.safetensors is missing"):
+        open_checkpoint(parts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt_neox"}, "model_type 'gpt_neox'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config 'awq'"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 128}, "sliding_window 128"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
+    ],
+)
+def test_a_model_that_cannot_be_run_is_refused_with_its_reason(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UnsupportedModel, match=message):
+        open_checkpoint(folder)
+
+
+def test_a_missing_and_a_misshapen_tensor_are_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(UnsupportedModel, match=r"no tensor model\.layers\.2\."):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 50}))
+    with pytest.raises(UnsupportedModel, match=r"gate_proj\.weight has shape \[48, 32\], expected \[50, 32\]"):
+        load(folder)
+
+
+def test_without_packed_kernels_the_results_are_the_same_within_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path, seed=2, model_type="qwen2")
+    tokens = list(range(60))
+    chosen = logits_of(load(folder), tokens, [60], [1])
+    monkeypatch.setattr("engine.loader.choose_kernel", lambda sample, log: Plain)
+    torch.testing.assert_close(logits_of(load(folder), tokens, [60], [1]), chosen, rtol=1e-4, atol=1e-4)
