@@ -1,0 +1,140 @@
+"""Operations, bytes and statistics are counted as defined, on numbers worked out by hand and from the public formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.accounting import ModelCost, Peaks, Work
+from engine.kvstore import bytes_per_token
+from engine.modelconfig import ModelConfig, RopeScaling
+from engine.request import Request, Sampling
+from engine.scheduler import Row
+from engine.stats import WINDOW_S, EngineStats, Histogram, Occupancy, StepRecord, prompt_len_max, recent
+from engine.threads import TRY_EVERY, ThreadChooser
+
+
+def shape(layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        "llama", layers, heads * head_dim, heads, kv_heads, head_dim, 1, 1, 4096, 1e-5, 1e4, RopeScaling(), True
+    )
+
+
+def row(id: str, total: int, start: int, count: int) -> Row:
+    return Row(Request(id, [1] * total, Sampling(), 0.0), start, count)
+
+
+def test_kv_bytes_are_those_of_known_models() -> None:
+    # a 13B with 40 layers, 40 KV heads of 128, FP16: 3.355 GB for 4,096 tokens; Qwen2-7B's 4 KV heads: 57,344 B a token
+    assert bytes_per_token(shape(40, 40, 40, 128), torch.float16) * 4096 == 3_355_443_200
+    assert bytes_per_token(shape(28, 28, 4, 128), torch.float16) == 57_344
+    assert bytes_per_token(shape(30, 9, 3, 64), torch.float32) == 46_080
+
+
+def test_a_decode_step_reads_all_weights_once_and_each_context_once() -> None:
+    cost = ModelCost(1000, 100, 4000, 400, 40, 16, 8)
+    work = cost.of([row("a", 10, 9, 1), row("b", 5, 4, 1)])
+    assert work.flops == 2 * 1000 * 2 + 2 * 100 * 2 + 4 * 8 * (10 + 5)
+    assert work.bytes == 4000 + 400 + 2 * 40 + (10 + 5 + 2) * 16
+
+
+def test_a_prompt_chunk_attends_causally_and_pays_for_the_head_only_at_its_end() -> None:
+    cost = ModelCost(1000, 100, 4000, 400, 40, 16, 8)
+    middle = cost.of([row("a", 10, 2, 4)])  # tokens 2..5 attend to 3, 4, 5 and 6 tokens
+    assert middle.flops == 2 * 1000 * 4 + 4 * 8 * (3 + 4 + 5 + 6)
+    assert middle.bytes == 4000 + 4 * 40 + (6 + 4) * 16
+    end = cost.of([row("a", 6, 2, 4)])
+    assert end.flops - middle.flops == 2 * 100
+    assert end.bytes - middle.bytes == 400
+
+
+def test_attention_operations_are_those_of_the_public_example() -> None:
+    # one layer, hidden 4,096, four sequences at 2,048 tokens: QK^T and PV together 0.134 GFLOP
+    cost = ModelCost(0, 0, 0, 0, 0, 0, attention_width=4096)
+    assert cost.of([row(str(n), 2048, 2047, 1) for n in range(4)]).flops == pytest.approx(0.134e9, rel=0.01)
+
+
+def test_fragmentation_is_the_unwritten_share_of_taken_slots() -> None:
+    occupancy = Occupancy(running=2, blocks=10, blocks_taken=4, block_size=16, slots_written=48)
+    assert occupancy.kv_used_pct == 40.0
+    assert occupancy.kv_fragmentation_pct == 25.0
+    assert Occupancy(blocks=10).kv_fragmentation_pct == 0.0
+
+
+def test_utilisation_is_over_the_time_inside_recent_steps_and_unknown_without_any() -> None:
+    stats = EngineStats(started_s=0.0, peaks=Peaks(1000.0, 100.0))
+    assert recent(stats, 5.0) is None
+    stats.record_step(StepRecord(1.0, 0.5, 3, Work(100, 5)))
+    stats.record_step(StepRecord(9.0, 0.25, 1, Work(50, 20)))
+    both = recent(stats, 10.0)
+    assert both is not None
+    assert (both.step_mean_s, both.tokens_per_step) == (0.375, 2.0)
+    assert both.mfu_pct == pytest.approx(100 * 150 / (0.75 * 1000))
+    assert both.mbu_pct == pytest.approx(100 * 25 / (0.75 * 100))
+    later = recent(stats, 1.0 + WINDOW_S + 1)
+    assert later is not None
+    assert later.tokens_per_step == 1.0
+    assert recent(stats, 9.0 + WINDOW_S + 1) is None
+
+
+def test_a_step_faster_than_the_probe_raises_the_peak_so_that_utilisation_stays_a_share() -> None:
+    stats = EngineStats(started_s=0.0, peaks=Peaks(1000.0, 100.0))
+    stats.record_step(StepRecord(1.0, 0.1, 1, Work(50, 20)))
+    assert stats.peaks == Peaks(1000.0, 200.0)
+    now = recent(stats, 1.0)
+    assert now is not None
+    assert now.mbu_pct == pytest.approx(100.0)
+
+
+def test_the_longest_prompt_is_forgotten_after_its_window() -> None:
+    stats = EngineStats(started_s=0.0, peaks=Peaks(1.0, 1.0))
+    assert prompt_len_max(stats, 0.0) is None
+    stats.record_prompt(1.0, 900)
+    stats.record_prompt(50.0, 20)
+    assert prompt_len_max(stats, 55.0) == 900
+    assert prompt_len_max(stats, 62.0) == 20
+
+
+def test_a_value_on_a_bound_belongs_to_that_bucket() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    assert (histogram.count, histogram.sum) == (5, 7.5)
+
+
+def steps(chooser: ThreadChooser, tokens: int, seconds: dict[int, float], count: int) -> list[int]:
+    used = []
+    for _ in range(count):
+        threads = chooser.choose(tokens)
+        chooser.learn(tokens, threads, seconds[threads])
+        used.append(threads)
+    return used
+
+
+def test_the_faster_thread_count_is_used_and_the_other_tried_now_and_then() -> None:
+    used = steps(ThreadChooser(2), 8, {1: 0.020, 2: 0.012}, 4 * TRY_EVERY)
+    assert used.count(1) <= 6
+    assert used.count(1) >= 3
+
+
+def test_when_a_neighbour_gets_busy_the_choice_turns_and_turns_back() -> None:
+    chooser = ThreadChooser(2)
+    steps(chooser, 8, {1: 0.020, 2: 0.012}, 100)
+    busy = steps(chooser, 8, {1: 0.022, 2: 0.060}, 2 * TRY_EVERY)
+    assert busy[20:].count(1) > 0.9 * len(busy[20:])
+    quiet = steps(chooser, 8, {1: 0.020, 2: 0.012}, 30 * TRY_EVERY)
+    assert quiet[-20:].count(2) > 15
+
+
+def test_sizes_are_judged_apart_and_one_outlier_does_not_turn_the_choice() -> None:
+    chooser = ThreadChooser(2)
+    steps(chooser, 1, {1: 0.010, 2: 0.012}, 50)
+    steps(chooser, 100, {1: 0.200, 2: 0.110}, 50)
+    assert (chooser.choose(1), chooser.choose(100)) == (1, 2)
+    chooser.learn(100, 2, 5.0)
+    assert chooser.choose(100) == 2
+
+
+def test_one_core_is_one_thread() -> None:
+    assert steps(ThreadChooser(1), 8, {1: 0.02}, 5) == [1] * 5
