@@ -178,6 +178,7 @@ class Agent:
                 "error": self._delivery.last_error,
             },
             "errors": self._sampler.errors(),
+            "engine_answers_late": self._engines.late if self._engines else 0,
             "engines": [asdict(status) for status in self.statuses()],
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -99,6 +100,27 @@ def test_a_killed_engine_is_an_event_with_its_signal_and_is_back_without_help(ho
     assert "the last words" in str(event.fields["detail"])
     assert host.status.restarts == 1
     assert abs(event.time_ns - time.time_ns()) < 60 * 10**9
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.long)])
+def test_however_often_and_whenever_an_engine_is_killed_it_comes_back_and_every_death_is_told(
+    hosts: Callable[..., Host], kills: int
+) -> None:
+    host = hosts("--load", "0.05")
+    dice = random.Random(kills)
+    for number in range(kills):
+        pid = host.until("ready", "loading", "starting").pid
+        if pid is not None and dice.random() < 0.7:
+            pid = host.until("ready").pid
+        until(lambda: host.status.pid is not None, "a process")
+        victim = host.status.pid
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: len(host.events()) == number + 1, "its event")  # noqa: B023 - asked within this turn
+        until(lambda: host.status.pid not in (None, victim), "another process")  # noqa: B023
+    host.until("ready")
+    assert [event.fields["code"] for event in host.events()] == [-9] * kills
+    assert host.status.restarts == kills
 
 
 def test_an_engine_that_keeps_failing_is_tried_again_and_again_with_its_exit_code(hosts: Callable[..., Host]) -> None:
