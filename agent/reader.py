@@ -1,6 +1,6 @@
-"""The process that talks to the driver: `python -m agent.reader TIMING`. It may hang in a call; nobody waits for it.
+"""The process that talks to the driver: `python -m agent.reader [TIMING [ROOT]]`. It may hang in a call; nobody waits for it.
 
-It reads `{"tick": n}` frames on standard input and answers on standard output: `inventory` when the GPUs were enumerated, one `gpu`
+It reads `{"tick": n}` frames on standard input and answers on standard output: `inventory` when the GPUs have been enumerated, one `gpu`
 frame for each GPU as soon as it is read, `xid` for each XID error, and `done` with the driver's code when the sweep is over.
 It ends when standard input does.
 """
@@ -18,14 +18,14 @@ from pathlib import Path
 
 from agent.crew import Crew, Job
 from agent.frames import Message, Unpacker, pack
-from agent.nvml import codes
+from agent.nvml import bound, codes
 from agent.nvml.calls import DriverGone
 from agent.nvml.gpu import Gpu
 from agent.nvml.session import Row, Session
 from agent.nvml.timing import ReaderTiming, from_argument
 from telemetry.process import die_with_parent
 
-MEMINFO = Path("/proc/meminfo")
+ROOT = Path("/")
 LONGEST_REDISCOVERY_S = 600.0
 
 
@@ -37,17 +37,19 @@ class Reader:
         timing: ReaderTiming,
         send: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
-        meminfo: Path = MEMINFO,
+        root: Path = ROOT,
     ) -> None:
+        self._root = root
         self._timing = timing
         self._send = send
         self._clock = clock
-        self._session = Session(timing, meminfo)
+        self._session = Session(timing, root / "proc/meminfo")
         self.crew = Crew(timing.takeover_s, clock, self._job_failed)
         self._code: int | None = None  # of the driver; None before the first attempt
         self._next_opening_s = 0.0  # monotonic s, while the driver or a GPU is out
         self._rediscover_s = timing.rediscover_s
         self._faulty = False  # a GPU has been out since the last opening
+        self._checked_s = 0.0  # when the kernel driver's list was last compared
         self._told: list[Row] = []  # the enumeration as the agent knows it
         self._read_s: dict[str, float] = {}  # by uuid, when its last reading ended
 
@@ -69,6 +71,7 @@ class Reader:
             self._faulty = self._faulty or any(row.code != codes.SUCCESS for row in rows)
             told = [[row.index, row.uuid, row.name, row.code, row.xid_events] for row in rows]
             self._send({"kind": "inventory", "gpus": told})
+            self._tell_bound({row.uuid for row in rows})
         gpus = sorted(self._session.gpus, key=lambda gpu: self._read_s.get(gpu.uuid, 0.0))
         jobs = [Job(f"gpu {gpu.index}", self._reading(gpu, number)) for gpu in gpus]
         jobs.append(Job("xid", self._take_xids))
@@ -78,19 +81,31 @@ class Reader:
     def _is_opening_due(self) -> bool:
         if self._code == codes.SUCCESS and not self._faulty:
             self._rediscover_s = self._timing.rediscover_s
+            if self._clock() - self._checked_s >= self._timing.identity_s:
+                self._checked_s = self._clock()
+                self._tell_bound({row.uuid for row in self._session.rows})
             return False
         return self._clock() >= self._next_opening_s
 
     def _open(self) -> None:
         was_faulty, self._faulty = self._faulty, False
         self._code = self._session.open()
+        self._checked_s = self._clock()
         if self._code != codes.SUCCESS:
             self._next_opening_s = self._clock() + self._timing.retry_s
+            self._tell_bound(set())
         else:
             # starting again disturbs the other GPUs, so a GPU that stays out is asked less and less often
             self._rediscover_s = min(LONGEST_REDISCOVERY_S, self._rediscover_s * (2 if was_faulty else 1))
             self._next_opening_s = self._clock() + self._rediscover_s
         self._told = []
+
+    def _tell_bound(self, listed: set[str]) -> None:
+        """Name the GPUs that the kernel driver has and NVML doesn't list."""
+        missing = [[index, uuid] for index, uuid in bound.read(self._root) if uuid not in listed]
+        if missing:
+            self._faulty = True
+            self._send({"kind": "bound", "gpus": missing})
 
     def _attaching(self, index: int) -> Callable[[], Iterable[Job]]:
         def attach() -> Iterable[Job]:
@@ -180,7 +195,8 @@ def main() -> None:
     timing = from_argument(sys.argv[1]) if len(sys.argv) > 1 else ReaderTiming()
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the frames
-    serve(0, Reader(timing, sender(answers)))
+    root = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT
+    serve(0, Reader(timing, sender(answers), root=root))
     os._exit(0)  # threads inside the driver are not waited for
 
 

@@ -24,6 +24,7 @@ class ReaderProcess:
         self._arguments = tuple(arguments)
         self._proc = proc
         self._child: subprocess.Popen[bytes] | None = None
+        self.killed = False  # the child that exists has had its SIGKILL
         self._unpacker = Unpacker()
 
     @property
@@ -39,6 +40,7 @@ class ReaderProcess:
         if self._child is not None:
             return False
         self._unpacker = Unpacker()
+        self.killed = False
         path = os.pathsep.join(part for part in (str(SOURCE_ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self._child = subprocess.Popen(
             (sys.executable, "-m", "agent.reader", *self._arguments),
@@ -105,6 +107,7 @@ class ReaderProcess:
         if self._child is not None:
             self._close_pipes(self._child)
             self._child.kill()
+            self.killed = True
 
     def close(self, timeout_s: float = 0.5) -> None:
         """Kill the child and wait a little for its end; one that is stuck in the kernel is left to it."""

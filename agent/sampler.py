@@ -16,6 +16,7 @@ from agent.clock import Clock, StepDetector, SystemClock, read_together
 from agent.collectors.engine import EngineCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.interface import Collector, Tags, Tick
+from agent.collectors.nvidia import gpu_collector
 from agent.settings import AgentSettings
 from agent.worker import Late, Worker
 from telemetry import catalogue
@@ -31,6 +32,7 @@ from run to run; None when it may not.
 
 COLLECTORS: Mapping[str, Factory] = {
     # one line a source
+    "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s),
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "engine": lambda settings, tags, memory: EngineCollector.of(settings, tags, memory),
 }

@@ -67,6 +67,11 @@ class GpuRoster:
             if any(row[0] == self._gpus[key].index and row[1] for row in rows) or not self._gpus[key].listed:
                 del self._gpus[key]
 
+    def expect(self, index: int, uuid: str, now: float) -> None:
+        """A GPU that the kernel driver has bound, whether NVML lists it or not."""
+        if uuid not in self._gpus:
+            self._gpus[uuid] = KnownGpu(uuid, index, "", now, listed=False)
+
     def _nameless(self, index: int, named: set[str]) -> KnownGpu | None:
         for gpu in self._gpus.values():
             if gpu.index == index and gpu.uuid not in named:

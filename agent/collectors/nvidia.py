@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from agent.collectors.gpu_roster import GpuRoster, KnownGpu, row_of
 from agent.collectors.interface import Tags, Tick
@@ -52,6 +53,7 @@ class NvidiaCollector:
         timing: ReaderTiming | None = None,
         patience: Patience | None = None,
         process: ReaderProcess | None = None,
+        root: Path = Path("/"),
     ) -> None:
         timing = timing or ReaderTiming()
         self.errors = 0
@@ -59,12 +61,12 @@ class NvidiaCollector:
         """Compute processes by GPU uuid as last read: host process ids."""
         self._tags = dict(tags)
         self._timing = timing
-        self._patience = patience or Patience()
-        self._process = process or ReaderProcess((to_argument(timing),))
+        self.patience = patience or Patience()
+        self._process = process or ReaderProcess((to_argument(timing), str(root)))
         self._turn = threading.Lock()
         self._closed = False
         self._roster = GpuRoster()
-        self._ticks: deque[Tick] = deque(maxlen=8)
+        self._ticks: deque[Tick] = deque(maxlen=2)
         self._driver = codes.SUCCESS
         self._start_at_s = 0.0  # monotonic s
         self._started_s = 0.0
@@ -106,7 +108,7 @@ class NvidiaCollector:
         if self._process.pid is not None:
             if self._process.reap():
                 self._ended(now)
-            elif self._is_due_for_restart(now) and not self._process.is_in_kernel():
+            elif not self._process.killed and self._is_due_for_restart(now) and not self._process.is_in_kernel():
                 self.errors += 1
                 self._strikes = min(self._strikes + 1, 16)
                 self._process.kill()
@@ -125,31 +127,30 @@ class NvidiaCollector:
             self._start_at_s = now + self._timing.retry_s
             return
         self.errors += 1
-        self._failed_starts = 0 if now - self._started_s > self._patience.settle_s else self._failed_starts + 1
-        self._start_at_s = now + min(
-            self._timing.retry_s, 2.0 ** (self._failed_starts - 1) if self._failed_starts > 1 else 0.0
-        )
+        self._failed_starts = 0 if now - self._started_s > self.patience.settle_s else self._failed_starts + 1
+        wait_s = 2.0 ** (self._failed_starts - 1) if self._failed_starts > 1 else 0.0
+        self._start_at_s = now + min(self._timing.retry_s, wait_s)
 
     def _is_due_for_restart(self, now: float) -> bool:
         silent_s = now - max(self._heard_s, self._started_s)
         hung = [gpu.answered_s for gpu in self._roster if gpu.state == codes.HUNG]
-        if not hung and silent_s < self._patience.hung_s:
+        if not hung and silent_s < self.patience.hung_s:
             self._strikes = 0
             return False
         hung_s = now - max(min(hung, default=now), self._started_s)
-        factor = 2.0**self._strikes
-        limits = (self._patience.restart_s * factor, self._patience.restart_partly_s * factor)
-        return silent_s >= min(limits[0], self._patience.longest_s) or hung_s >= min(
-            limits[1], self._patience.longest_s
+        restart_s, restart_partly_s = (
+            min(self.patience.longest_s, usual_s * 2.0**self._strikes)
+            for usual_s in (self.patience.restart_s, self.patience.restart_partly_s)
         )
+        return silent_s >= restart_s or hung_s >= restart_partly_s
 
     def _listen(self, tick: Tick, samples: list[Sample]) -> None:
-        give_up_s = time.monotonic() + self._patience.answer_s
+        give_up_s = time.monotonic() + self.patience.answer_s
         try:
             while (left_s := give_up_s - time.monotonic()) > 0:
-                for message in self._process.receive(left_s):
-                    if self._take(message, tick, samples):
-                        return
+                ends = [self._take(message, tick, samples) for message in self._process.receive(left_s)]
+                if any(ends):
+                    return
         except EOFError:
             return  # reaped and restarted at the next tick
         except BadFrame as error:
@@ -166,6 +167,9 @@ class NvidiaCollector:
             if kind == "inventory":
                 self._driver = codes.SUCCESS
                 self._roster.enumerate([row_of(raw) for raw in message["gpus"]], tick.monotonic_s)
+            elif kind == "bound":
+                for index, uuid in message["gpus"]:
+                    self._roster.expect(int(index), str(uuid), tick.monotonic_s)
             elif kind == "gpu":
                 samples += self._reading(message, tick)
             elif kind == "xid":
@@ -175,11 +179,18 @@ class NvidiaCollector:
                 self._complain(f"the NVML reader failed at {message['job']}: {message['text']}")
             elif kind == "done":
                 self._heard_s = tick.monotonic_s
-                self._driver = int(message["driver"])
+                self._hear_driver(int(message["driver"]))
                 return int(message["tick"]) == tick.number
         except (KeyError, TypeError, ValueError) as error:
             raise BadFrame(f"{type(error).__name__}: {error}") from None
         return False
+
+    def _hear_driver(self, code: int) -> None:
+        if code == codes.LIB_RM_VERSION_MISMATCH:
+            self._complain(f"no GPU readings: {codes.name_of(code)}; reload the driver or reboot")
+        elif code not in (codes.SUCCESS, codes.DRIVER_NOT_LOADED, codes.LIBRARY_NOT_FOUND):
+            self._complain(f"no GPU readings: {codes.name_of(code)}")
+        self._driver = code
 
     def _reading(self, message: Message, tick: Tick) -> list[Sample]:
         gpu = self._roster.find(str(message["uuid"]))
@@ -208,7 +219,7 @@ class NvidiaCollector:
 
     def _silent(self, gpu: KnownGpu, tick: Tick) -> list[Sample]:
         """What there is to say of a GPU that gave no reading in this tick: that it is out, once that is certain."""
-        if gpu.answered_s == tick.monotonic_s and gpu.uuid and gpu.listing_code == codes.SUCCESS:
+        if gpu.answered_s == tick.monotonic_s and gpu.listed and gpu.listing_code == codes.SUCCESS:
             return []
         if self._driver != codes.SUCCESS:
             state, code = codes.state_of(self._driver), self._driver
@@ -216,7 +227,7 @@ class NvidiaCollector:
             state, code = (gpu.state, gpu.code) if gpu.state == codes.LOST else (codes.ABSENT, codes.GPU_NOT_FOUND)
         elif gpu.listing_code not in (codes.SUCCESS, codes.TIMEOUT):
             state, code = codes.state_of(gpu.listing_code), gpu.listing_code
-        elif tick.monotonic_s - gpu.answered_s >= self._patience.hung_s:
+        elif tick.monotonic_s - gpu.answered_s >= self.patience.hung_s:
             state, code = codes.HUNG, codes.TIMEOUT
             self.errors += gpu.state != codes.HUNG
         else:
@@ -256,6 +267,13 @@ def _typed(name: str, value: object) -> Value:
     return float(value) if kind is float else int(value)
 
 
-def gpu_collector(tags: Tags) -> NvidiaCollector:
-    """The collector of NVIDIA GPUs, for every host: without a driver it says nothing and looks again every 30 s."""
-    return NvidiaCollector(tags)
+def gpu_collector(tags: Tags, interval_s: float = 1.0) -> NvidiaCollector:
+    """The collector of NVIDIA GPUs, for every host: without a driver it says nothing and looks again every 30 s.
+
+    `interval_s` is the time between ticks; the collector keeps well within it.
+    """
+    usual = Patience()
+    return NvidiaCollector(
+        tags,
+        patience=Patience(answer_s=min(2.0, usual.answer_s * interval_s), hung_s=max(usual.hung_s, 1.5 * interval_s)),
+    )

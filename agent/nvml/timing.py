@@ -14,7 +14,8 @@ class ReaderTiming:
     memory: used memory, link, fan, GPM. processes: costs 4.5 ms a call on some cards. health: ECC, row remapping, replays,
     and PCIe throughput where it is only to be had by a call that blocks 20 ms. limits: power and temperature limits, maxima.
     reprobe: calls that the card refused. retry: the library or driver that is not there. rediscover: all GPUs again when one
-    is out. takeover: a GPU that holds its thread this long is left to it, and another thread goes on.
+    is out, then less and less often. identity: whether the kernel driver has GPUs that NVML doesn't list. takeover: a GPU that
+    holds its thread this long is left to it, and another thread goes on.
     """
 
     memory_s: float = 5.0
@@ -24,6 +25,7 @@ class ReaderTiming:
     reprobe_s: float = 600.0
     retry_s: float = 30.0
     rediscover_s: float = 60.0
+    identity_s: float = 3600.0
     takeover_s: float = 0.2
 
 

@@ -15,7 +15,6 @@ import pytest
 from agent.collectors.nvidia import Patience
 from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
-from telemetry.sample import Sample
 from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus
 from tests.doubles.nvml.layout import UNINTERRUPTIBLE
 
@@ -160,20 +159,17 @@ def test_slow_calls_change_no_value(host: Host) -> None:
 
 
 def test_an_answer_that_comes_late_is_dated_with_the_tick_it_was_asked_in(host: Host) -> None:
-    host.collector(QUICK, Patience(answer_s=0.2))
+    host.collector(ReaderTiming(takeover_s=20.0), Patience(answer_s=1.0))
     host.until(lambda samples: len(gpus(samples)) == 2)
-    host.scenario.gpu(0).latency_us = 40_000  # some 10 calls
-    assert "0001" not in gpus(host.tick())
+    host.scenario.hang(0, "pstate")
+    read_before = host.scenario.calls(1, "temperature_v")
+    assert gpus(host.tick()) == {}
     asked = host.number
-    host.scenario.gpu(0).latency_us = 0
-    dates: list[int] = []
-
-    def both_dates(samples: list[Sample]) -> bool:
-        dates.extend(sample.time_ns % 1_000_000 for sample in samples if sample.tags.get("gpu") == "0")
-        return asked in dates and dates[-1] == host.number
-
-    host.until(both_dates)
-    assert dates == sorted(set(dates))
+    host.scenario.release()
+    while host.scenario.calls(1, "temperature_v") == read_before:  # GPU 0 has been read and answered for by then
+        time.sleep(0.01)
+    samples = [sample for sample in host.tick() if sample.tags.get("gpu") == "0"]
+    assert [sample.time_ns % 1_000_000 for sample in samples] == [asked, asked + 1]
 
 
 AGENT = """
