@@ -82,7 +82,7 @@ class Lane:
     @property
     def waiting_blocks(self) -> int:
         """Blocks that are neither delivered nor dropped."""
-        return self.next_sequence - 1 - self.delivered.count
+        return self.delivered.missing(self.next_sequence - 1)
 
     @property
     def sealed(self) -> list[Segment]:
@@ -93,7 +93,7 @@ class Lane:
     def adopt(self, paths: list[Path], delivered: Delivered) -> None:
         """Take over the segment files of earlier runs; only the newest is read. OSError of that one file is survived."""
         self.delivered = delivered
-        named = sorted((int(found[1]), path) for path in paths if (found := re.search(r"-(\d+)", path.name)))
+        named = sorted((max(1, int(found[2])), path) for path in paths if (found := _NAME.fullmatch(path.name)))
         for first, path in named:
             with contextlib.suppress(OSError):
                 self.segments.append(Segment(path, first, first, path.stat().st_size))

@@ -474,6 +474,9 @@ class Spool:
         records = lane.records(segment)
         expected = segment.first
         with self._changed:
+            highest = max((record.sequence for record in records), default=0)
+            if highest >= lane.next_sequence:  # a file that was renamed
+                lane.next_sequence, segment.last = highest + 1, highest
             for record in records:
                 self._settle_span(lane, expected, record.sequence - 1)
                 expected = max(expected, record.sequence + 1)
