@@ -1,0 +1,117 @@
+"""What one rule found about one cause, before the causes are weighed against each other; and the effect that a cause must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rules.evidence import Evidence
+from rules.priors import Strength
+from rules.thresholds import Bar
+from rules.verdict import Cause, Cost, Fix, Line, Number, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`status` is confirmed, ruled out or no data; whether a confirmed one is a symptom of another is decided later.
+
+    `strength` and `support` say how likely the evidence is under this cause; `alone` marks a fault that needs no loss beside it.
+    """
+
+    cause: Cause
+    status: Status
+    evidence: tuple[Line, ...] = ()
+    strength: Strength | None = None
+    support: float = 1.0
+    summary: Line | None = None
+    fixes: tuple[Fix, ...] = ()
+    since_ns: int | None = None
+    gpus: tuple[str, ...] = ()  # the GPUs it is about, when it is about some of several
+    scope: str = ""  # empty: the pair itself
+    alone: bool = False
+
+
+def line(key: str, lane: str = "", **values: Number) -> Line:
+    """A sentence of `rules.evidence`, its numbers rounded to what a person reads."""
+    return Line(f"rules.evidence.{key}", {name: _rounded(value) for name, value in values.items()}, lane)
+
+
+def summary(key: str, **values: Number) -> Line:
+    return Line(f"rules.summary.{key}", {name: _rounded(value) for name, value in values.items()})
+
+
+def fix(key: str, cost: Cost, **values: Number) -> Fix:
+    return Fix(f"rules.fix.{key}", cost, values)
+
+
+def _rounded(value: Number) -> Number:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def confirmed(
+    cause: Cause,
+    strength: Strength,
+    evidence: Iterable[Line | None],
+    summary_line: Line,
+    fixes: tuple[Fix, ...],
+    *,
+    since_ns: int | None = None,
+    gpus: tuple[str, ...] = (),
+    scope: str = "",
+    support: float = 1.0,
+    alone: bool = False,
+) -> Finding:
+    lines = tuple(entry for entry in evidence if entry is not None)
+    return Finding(cause, Status.CONFIRMED, lines, strength, support, summary_line, fixes, since_ns, gpus, scope, alone)
+
+
+def ruled_out(cause: Cause, *evidence: Line | None) -> Finding:
+    return Finding(cause, Status.RULED_OUT, tuple(entry for entry in evidence if entry is not None))
+
+
+def no_data(cause: Cause, *evidence: Line | None) -> Finding:
+    return Finding(cause, Status.NO_DATA, tuple(entry for entry in evidence if entry is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What the pair loses. `known` is False while nothing is expected yet: then nothing is slow, and nothing is fine either."""
+
+    known: bool
+    slow_output: bool
+    slow_work: bool
+    loss_pct: float | None  # of expected output, 0..100
+
+    @property
+    def slow(self) -> bool:
+        return self.slow_output or self.slow_work
+
+
+def effect_of(evidence: Evidence, bar: Bar) -> Effect:
+    """Whether the pair is slow: in output, or in each unit of work, held over two of three spans. A young engine is never slow."""
+    output = evidence.output
+    if output.output_ratio is None:
+        return Effect(False, False, False, None)
+    uptime = evidence.engine.uptime_s if evidence.engine else None
+    settled = True
+    if uptime is not None and uptime < bar.enter("cold_start.uptime_s"):
+        worst = min(output.output_ratio, output.work_ratio if output.work_ratio is not None else 1.0)
+        settled = uptime >= bar.enter("cold_start.blind_s") and bar.reached("loss.restart_ratio", worst)
+    return Effect(
+        known=True,
+        slow_output=settled and bar.reached("loss.share", output.slow_share),
+        slow_work=settled and bar.reached("loss.share", output.work_slow_share),
+        loss_pct=max(0.0, 100 * (1 - output.output_ratio)),
+    )
+
+
+def pair_line(evidence: Evidence) -> Line | None:
+    """The two sides of the pair in one sentence."""
+    ratio, util = evidence.output.output_ratio, evidence.util_pct
+    if ratio is None or util is None:
+        return None
+    return line(f"pair_{evidence.effort}", "pair.output_pct", output_pct=100 * ratio, util_pct=util)
+
+
+def names(gpus: Iterable[str]) -> str:
+    return ", ".join(gpus)

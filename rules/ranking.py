@@ -1,0 +1,187 @@
+"""From findings to verdicts: what explains what, how likely each remaining cause is, and the report of every step.
+
+Score = prior weight x likelihood ratio. A confirmed finding that another one explains, and that did not begin clearly before it, is
+its symptom and never a verdict. Ties break by the order of the walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rules.evidence import Evidence
+from rules.finding import Effect, Finding, line
+from rules.priors import STEP_OF, Priors
+from rules.verdict import Cause, Line, Status, Step, StepReport, Verdict
+
+SLOWED = frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.SOFTWARE, Cause.CONTENTION, Cause.STORAGE, Cause.HOST_CPU))
+EXPLAINS: Mapping[Cause, frozenset[Cause]] = {
+    # a slower engine holds its sequences longer: the queue and the KV pool rise, and a deploy nearby is chance
+    Cause.GPU_FAULT: SLOWED | {Cause.THERMAL, Cause.POWER, Cause.PCIE_LINK, Cause.REQUEST_MIX, Cause.COLD_START},
+    Cause.THERMAL: SLOWED,
+    Cause.POWER: SLOWED,
+    Cause.PCIE_LINK: SLOWED,
+    # nothing moves: everything that is counted per token looks wrong
+    Cause.SCHEDULING: frozenset((Cause.MEMORY_KV, Cause.REQUEST_MIX, Cause.SOFTWARE, Cause.STORAGE)),
+    Cause.REQUEST_MIX: frozenset((Cause.MEMORY_KV, Cause.SCHEDULING)),
+    Cause.MEMORY_KV: frozenset((Cause.SCHEDULING,)),
+    Cause.HOST_CPU: frozenset((Cause.MEMORY_KV, Cause.STORAGE)),
+    Cause.CONTENTION: frozenset((Cause.MEMORY_KV,)),
+    Cause.SOFTWARE: frozenset((Cause.MEMORY_KV,)),
+    Cause.COLD_START: frozenset((Cause.MEMORY_KV, Cause.REQUEST_MIX, Cause.SOFTWARE, Cause.HOST_CPU, Cause.STORAGE)),
+    Cause.STORAGE: frozenset((Cause.MEMORY_KV,)),
+}
+LEAD_NS = 30 * 10**9
+"""A finding that began this long before another is not its symptom."""
+
+SUREST = 0.98
+SCOPES: Mapping[Cause, str] = {
+    Cause.THERMAL: "node",
+    Cause.POWER: "node",
+    Cause.GPU_FAULT: "node",
+    Cause.PCIE_LINK: "node",
+    Cause.CONTENTION: "node",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A confirmed finding with what became of it: a root with its confidence, or a symptom of another cause."""
+
+    finding: Finding
+    score: float
+    confidence: float
+    symptom_of: Cause | None
+
+
+def weigh(findings: Sequence[Finding], priors: Priors) -> list[Ranked]:
+    """The confirmed findings, roots first, most likely first."""
+    scored = [
+        (finding, priors.weight[finding.cause] * priors.likelihood[finding.strength] * finding.support)
+        for finding in findings
+        if finding.status is Status.CONFIRMED and finding.strength is not None
+    ]
+    roots: dict[Cause, Cause | None] = {
+        finding.cause: _root_of(finding, [other for other, _ in scored]) for finding, _ in scored
+    }
+    rivals = sum(score for finding, score in scored if roots[finding.cause] is None and not finding.alone)
+    ranked = []
+    for finding, score in scored:
+        symptom_of = roots[finding.cause]
+        against = score + priors.unknown if finding.alone else rivals + priors.unknown
+        confidence = 0.0 if symptom_of is not None else min(score / against, SUREST)
+        ranked.append(Ranked(finding, score, confidence, symptom_of))
+    order = list(STEP_OF)
+    return sorted(ranked, key=lambda r: (r.symptom_of is not None, -r.score, order.index(r.finding.cause)))
+
+
+def _root_of(finding: Finding, all_found: Sequence[Finding]) -> Cause | None:
+    for other in all_found:
+        if other.cause is finding.cause or finding.cause not in EXPLAINS.get(other.cause, ()):
+            continue
+        if other.cause in EXPLAINS.get(finding.cause, ()) and not _leads(other, finding):
+            continue  # each could explain the other: the one that began first does
+        if not _leads(finding, other):
+            return other.cause
+    return None
+
+
+def _leads(first: Finding, second: Finding) -> bool:
+    if first.since_ns is None or second.since_ns is None:
+        return False
+    return first.since_ns < second.since_ns - LEAD_NS
+
+
+def verdicts_of(
+    ranked: Sequence[Ranked],
+    evidence: Evidence,
+    effect: Effect,
+    subject: Mapping[str, str],
+    since: Mapping[Cause, int],
+    least: float,
+) -> tuple[Verdict, ...]:
+    """The roots as verdicts, most likely first; `since` holds when each cause began as far as is remembered."""
+    found = []
+    for entry in ranked:
+        finding = entry.finding
+        if entry.symptom_of is not None or entry.confidence < least or finding.summary is None:
+            continue
+        scope, tags = _scope(finding, evidence, subject)
+        symptoms = tuple(
+            line("symptom", "", cause=str(other.finding.cause))
+            for other in ranked
+            if other.symptom_of is finding.cause and other.finding.summary is not None
+        )
+        found.append(
+            Verdict(
+                cause=finding.cause,
+                step=STEP_OF[finding.cause],
+                confidence=entry.confidence,
+                loss_pct=effect.loss_pct,
+                scope=scope,
+                subject=tags,
+                since_ns=since.get(finding.cause, finding.since_ns),
+                evidence=(*finding.evidence, *symptoms),
+                fixes=finding.fixes,
+                summary=finding.summary,
+            )
+        )
+    return tuple(found)
+
+
+def _scope(finding: Finding, evidence: Evidence, subject: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    without_engine = {name: tag for name, tag in subject.items() if name != "engine"}
+    if len(finding.gpus) == 1 and len(evidence.gpus) > 1:
+        return "gpu", {**without_engine, "gpu": finding.gpus[0]}
+    scope = finding.scope or SCOPES.get(finding.cause, "")
+    if scope == "node" or "engine" not in subject:
+        return "node", without_engine
+    return "engine", subject
+
+
+def reports_of(
+    findings: Mapping[Step, Sequence[Finding]], ranked: Sequence[Ranked], priors: Priors
+) -> tuple[StepReport, ...]:
+    """One report a step, always all six. Confirmed beats symptom beats ruled out; no data only when nothing could be read."""
+    by_cause = {entry.finding.cause: entry for entry in ranked}
+    total = max(1.0, sum(entry.confidence for entry in ranked))
+    reports = []
+    for step in Step:
+        here = findings.get(step, ())
+        entries = [by_cause[finding.cause] for finding in here if finding.cause in by_cause]
+        roots = [entry for entry in entries if entry.symptom_of is None]
+        if roots:
+            status, lines = Status.CONFIRMED, [found for entry in roots for found in entry.finding.evidence]
+        elif entries:
+            status = Status.SYMPTOM
+            lines = [found for entry in entries for found in (_follows(entry), *entry.finding.evidence)]
+        else:
+            status = Status.NO_DATA
+            if any(finding.status is Status.RULED_OUT for finding in here):
+                status = Status.RULED_OUT
+            lines = [found for finding in here if finding.status is status for found in finding.evidence]
+        posterior = sum(entry.confidence for entry in roots) / total
+        reports.append(StepReport(step, status, _distinct(lines), priors.of_step(step), posterior))
+    return tuple(reports)
+
+
+def _follows(entry: Ranked) -> Line:
+    return line("follows", "", cause=str(entry.symptom_of))
+
+
+def _distinct(lines: Sequence[Line]) -> tuple[Line, ...]:
+    seen: list[Line] = []
+    for entry in lines:
+        if entry not in seen:
+            seen.append(entry)
+    return tuple(seen)
+
+
+def all_no_data(reports: Sequence[StepReport], why: Line) -> tuple[StepReport, ...]:
+    """The reports of a silent node: step 0 stands, the others can't know."""
+    return tuple(
+        report
+        if report.step is Step.VALIDITY
+        else replace(report, status=Status.NO_DATA, evidence=(why,), posterior=0.0)
+        for report in reports
+    )

@@ -1,0 +1,263 @@
+"""The judge: walks every pair through the ordered steps and keeps what it has learned of each. Live and from a recording alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rules.evidence import Evidence, OutputEvidence, PeerEvidence
+from rules.expected import Point
+from rules.finding import Effect, Finding, effect_of, line, summary
+from rules.memory import PairMemory
+from rules.observation import BACK_S, Reader, observe
+from rules.output import load_of, measure_output
+from rules.pair import Pair, pairs_of
+from rules.priors import priors
+from rules.ranking import all_no_data, reports_of, verdicts_of, weigh
+from rules.scopes import widen
+from rules.steps import WALK
+from rules.steps.validity import is_silent
+from rules.thresholds import Bar
+from rules.verdict import Cause, Diagnosis, Line, Status, Step, Verdict
+from rules.window import SECOND, Device, Window
+from telemetry.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings:
+    """`step_s` is how far a recording is walked between judgements; `history_s` how much of it before the moment is walked."""
+
+    preset: str = "evidence"
+    step_s: float = 5.0
+    history_s: float = 3600.0
+    least_confidence: float = 0.3
+
+
+class Triage:
+    """Feed it samples, ask it at moments that go forward. Times are wall nanoseconds of the samples."""
+
+    def __init__(self, settings: JudgeSettings | None = None) -> None:
+        self.settings = settings or JudgeSettings()
+        self.priors = priors(self.settings.preset)
+        self.window = Window()
+        self.memories: dict[str, PairMemory] = {}
+        self._trimmed_ns = 0
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        self.window.add(samples)
+
+    def evaluate(self, at_ns: int) -> list[Diagnosis]:
+        """The judgement of every pair at `at_ns`, in the order of nodes and engines; learns from the healthy ones."""
+        if at_ns - self._trimmed_ns > BACK_S * SECOND / 4:
+            self.window.trim(at_ns)
+            self._trimmed_ns = at_ns
+        pairs = pairs_of(self.window)
+        fleet = _Fleet(self.window, pairs, self.memories, at_ns)
+        return widen([self._judge(pair, fleet, at_ns) for pair in pairs])
+
+    def _judge(self, pair: Pair, fleet: _Fleet, at_ns: int) -> Diagnosis:
+        memory = self.memories.setdefault(pair.key, PairMemory())
+        memory.seen_ns = at_ns
+        bar = Bar(frozenset(memory.held))
+        kin = fleet.kin_of(pair)
+        output, point = OutputEvidence("warming"), None
+        if pair.engine is not None:
+            ready = [other.model for other in kin if other.model.ready]
+            output, point = measure_output(pair.engine, at_ns, memory.model, ready, bar)
+        evidence = observe(
+            self.window,
+            pair,
+            Reader(memory.usual, [other.usual for other in kin], at_ns),
+            output,
+            fleet.peers_of(pair),
+            fleet.other_inlets(pair),
+            fleet.neighbours(pair),
+        )
+        findings = {step: examine(evidence, bar) for step, examine in WALK.items()}
+        return self._conclude(pair, memory, evidence, findings, point)
+
+    def _conclude(
+        self,
+        pair: Pair,
+        memory: PairMemory,
+        evidence: Evidence,
+        findings: Mapping[Step, Sequence[Finding]],
+        point: Point | None,
+    ) -> Diagnosis:
+        bar = Bar(frozenset(memory.held))
+        silent = is_silent(evidence, bar)
+        walked = list(findings[Step.VALIDITY] if silent else [f for found in findings.values() for f in found])
+        effect = effect_of(evidence, bar)
+        ranked = weigh(walked, self.priors)
+        reports = reports_of(findings, ranked, self.priors)
+        if silent:
+            reports = all_no_data(reports, line("silent", "", age_s=min(evidence.silent_s, 1e6)))
+        else:
+            standing = {r.finding.cause: r.finding.since_ns or evidence.at_ns for r in ranked if r.symptom_of is None}
+            memory.hold(standing, evidence.at_ns)
+            self._learn(memory, evidence, effect, any(f.status is Status.CONFIRMED for f in walked), point)
+        since = {cause: began for cause, (began, _) in memory.held.items()}
+        verdicts = verdicts_of(ranked, evidence, effect, pair.subject, since, self.settings.least_confidence)
+        shown = not silent and output_is_real(evidence)
+        return Diagnosis(
+            subject=dict(pair.subject),
+            at_ns=evidence.at_ns,
+            steps=reports,
+            verdicts=verdicts,
+            headline=headline(evidence, effect, verdicts, silent),
+            output_pct=100 * evidence.output.output_ratio
+            if shown and evidence.output.output_ratio is not None
+            else None,
+            util_pct=evidence.util_pct,
+            expected_tokens_per_s=evidence.output.expected_tokens_per_s if shown else None,
+            tokens_per_s=evidence.output.tokens_per_s,
+            simulated=pair.simulated,
+        )
+
+    def _learn(
+        self, memory: PairMemory, evidence: Evidence, effect: Effect, abnormal: bool, point: Point | None
+    ) -> None:
+        """Learn in health only; a steady, unexplained level becomes the usual one after half an hour."""
+        at_ns = evidence.at_ns
+        if effect.slow and not abnormal:
+            memory.slow_since_ns = memory.slow_since_ns or at_ns
+            patience = Bar().enter("loss.unexplained_s")
+            if at_ns - memory.slow_since_ns < patience * SECOND:
+                memory.freeze()
+                return
+        elif not effect.slow:
+            memory.slow_since_ns = None
+        uptime = evidence.engine.uptime_s if evidence.engine else None
+        young = uptime is not None and uptime < Bar().enter("cold_start.blind_s")
+        if abnormal or young or (evidence.engine is not None and evidence.engine.down_s > 0):
+            memory.freeze()
+            return
+        idle = {f"gpu.{name}" for name in ("sm_clock_mhz", "power_w", "mem_clock_mhz", "pcie_gen", "throttle_reasons")}
+        unloaded = {gpu.index for gpu in evidence.gpus if not gpu.loaded}
+        readings = {
+            (seen.lane if seen.lane not in _COUNTED else "gpu.throttle_reasons", seen.source): seen.value
+            for seen in evidence.observations()
+            if not (seen.lane in idle and seen.source.partition(".")[0] in unloaded)
+        }
+        memory.note(at_ns, point, readings)
+
+
+_COUNTED = frozenset(f"gpu.throttle_{name}_s" for name in ("hw_thermal", "sw_thermal", "sw_power", "hw_power_brake"))
+"""A duty read from a duration counter is learned beside the one read from the mask."""
+
+
+def output_is_real(evidence: Evidence) -> bool:
+    return evidence.engine is not None and evidence.output.output_ratio is not None
+
+
+def headline(evidence: Evidence, effect: Effect, verdicts: Sequence[Verdict], silent: bool) -> Line:
+    """One sentence for the top of the page, also when nothing is wrong."""
+    if verdicts:
+        return verdicts[0].summary
+    if silent:
+        return summary("gap", age_s=min(evidence.silent_s, 1e6))
+    engine = evidence.engine
+    util = evidence.util_pct
+    if engine is None:
+        return summary("node_ok") if util is None else summary(f"node_ok_{evidence.effort}", util_pct=util)
+    if engine.down_s > 0:
+        return summary("engine_away", engine=engine.name)
+    ratio = evidence.output.output_ratio
+    if ratio is None:
+        running = engine.running.value if engine.running is not None else None
+        if running is not None and running < 0.3:
+            return summary("idle")
+        return summary("warming" if evidence.output.baseline == "warming" else "little")
+    if effect.slow:
+        return summary("unexplained", loss_pct=effect.loss_pct or 0.0)
+    return summary(f"healthy_{evidence.effort}", output_pct=100 * ratio, util_pct=util or 0.0)
+
+
+class _Fleet:
+    """What pairs can be compared on, at one moment."""
+
+    def __init__(self, window: Window, pairs: Sequence[Pair], memories: Mapping[str, PairMemory], at_ns: int) -> None:
+        self._window = window
+        self._memories = memories
+        self._kin: dict[tuple[str, str, int, bool], list[Pair]] = {}
+        self._loads: dict[str, tuple[float, float, float]] = {}
+        self._inlets: dict[str, float] = {}
+        self._origin: dict[str, bool] = {}
+        start = at_ns - 30 * SECOND
+        for pair in pairs:
+            self._origin[pair.node] = pair.simulated
+            if pair.engine is None:
+                continue
+            self._kin.setdefault(pair.kin, []).append(pair)
+            load = load_of(pair.engine, start, at_ns)
+            if load is not None:
+                self._loads[pair.key] = (load.waiting, load.running, load.tokens_per_s)
+        for node in self._origin:
+            for device in window.devices(node, "thermal"):
+                inlets = device.values("inlet_c", at_ns - 150 * SECOND, at_ns)
+                if inlets:
+                    self._inlets[node] = inlets[-1]
+
+    def kin_of(self, pair: Pair) -> list[PairMemory]:
+        """Memories of up to nine pairs that do the same work on other nodes."""
+        if pair.engine is None:
+            return []
+        others = [other for other in self._kin.get(pair.kin, ()) if other.key != pair.key]
+        return [self._memories[other.key] for other in others if other.key in self._memories][:9]
+
+    def peers_of(self, pair: Pair) -> PeerEvidence:
+        if pair.engine is None:
+            return PeerEvidence()
+        loads = [
+            self._loads[other.key]
+            for other in self._kin.get(pair.kin, ())
+            if other.key != pair.key and other.key in self._loads
+        ]
+        if not loads:
+            return PeerEvidence()
+        waiting, running, tokens = (statistics.median(column) for column in zip(*loads, strict=True))
+        return PeerEvidence(len(loads), waiting, running, tokens)
+
+    def other_inlets(self, pair: Pair) -> list[float]:
+        return [
+            inlet for node, inlet in self._inlets.items() if node != pair.node and self._origin[node] is pair.simulated
+        ]
+
+    def neighbours(self, pair: Pair) -> dict[str, Device]:
+        """All GPUs of the node, by index."""
+        return {device.tags.get("gpu", ""): device for device in self._window.devices(pair.node, "gpu")}
+
+
+def judge(
+    samples: Iterable[Sample], at_ns: int | None = None, settings: JudgeSettings | None = None
+) -> list[Diagnosis]:
+    """The judgement of every pair of a recording at `at_ns` (default: its newest sample).
+
+    Samples may come in any order. The recording is walked as if it were live, so that what is usual is learned from what came
+    before; with less than about two minutes before the moment, pairs are still warming and only hard faults are named.
+    """
+    settings = settings or JudgeSettings()
+    ordered = sorted((s for s in samples if at_ns is None or s.time_ns <= at_ns), key=lambda s: s.time_ns)
+    if not ordered:
+        return []
+    end_ns = at_ns if at_ns is not None else ordered[-1].time_ns
+    triage = Triage(settings)
+    step_ns = int(settings.step_s * SECOND)
+    start_ns = max(ordered[0].time_ns, end_ns - int(settings.history_s * SECOND))
+    moment = end_ns - (end_ns - start_ns) // step_ns * step_ns
+    position = 0
+    found: list[Diagnosis] = []
+    while moment <= end_ns:
+        begin = position
+        while position < len(ordered) and ordered[position].time_ns <= moment:
+            position += 1
+        triage.add(ordered[begin:position])
+        found = triage.evaluate(moment)
+        moment += step_ns
+    return found
+
+
+def is_named(diagnosis: Diagnosis, cause: Cause) -> bool:
+    """Whether the diagnosis' first verdict is this cause."""
+    return bool(diagnosis.verdicts) and diagnosis.verdicts[0].cause is cause

@@ -1,0 +1,223 @@
+"""The last minutes of samples in memory, one table a device: what the evidence is read from.
+
+A device is one series (measurement and tags): a GPU, an engine, a host, a power supply. Its samples are rows of numbers in flat
+arrays, so that a thousand GPUs at one sample a second fit in tens of megabytes. Absent is NaN in here and never leaves as one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from telemetry.sample import Sample, Value
+
+SECOND = 1_000_000_000
+NAN = float("nan")
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+KEPT: Mapping[str, frozenset[str]] = {
+    "gpu": _names(
+        "util_pct mem_util_pct sm_active_pct mem_used_bytes mem_total_bytes temp_c mem_temp_c temp_margin_c temp_limit_c "
+        "mem_temp_limit_c power_w power_limit_w power_limit_default_w power_limit_requested_w sm_clock_mhz sm_clock_max_mhz "
+        "mem_clock_mhz mem_clock_max_mhz pstate throttle_reasons fan_pct pcie_rx_bytes_s pcie_gen pcie_gen_max pcie_width "
+        "pcie_width_max processes state throttle_sw_power_s throttle_sw_thermal_s throttle_hw_thermal_s "
+        "throttle_hw_power_brake_s pcie_replays_total ecc_uncorrected_total remap_pending remap_failed xid_total"
+    ),
+    "engine": _names(
+        "generation_tokens_total delivered_tokens_total prompt_tokens_total preemptions_total requests_finished_total "
+        "requests_failed_total oom_total steps_total tokens_per_s prompt_tokens_per_s requests_running requests_waiting "
+        "kv_used_pct kv_fragmentation_pct kv_blocks_count ttft_p50_s ttft_p95_s itl_mean_s step_mean_s prompt_len_mean "
+        "output_len_mean context_mean prefix_queries_total prefix_hits_total spec_drafted_total spec_accepted_total up "
+        "stats_age_s uptime_s probe_ok"
+    ),
+    "host": _names(
+        "cpu_pct cpu_core_max_pct load1 mem_used_pct swap_in_bytes_s swap_out_bytes_s iowait_pct psi_cpu_pct psi_io_pct "
+        "psi_memory_pct cgroup_throttled_pct disk_busy_pct clock_offset_s"
+    ),
+    "psu": frozenset(("ok", "output_w", "capacity_w")),
+    "power": frozenset(("node_w", "headroom_pct", "headroom_redundant_pct", "redundancy", "cap_w")),
+    "thermal": frozenset(("inlet_c", "exhaust_c", "fan_pct", "fan_min_rpm")),
+    "circuit": frozenset(("load_pct",)),
+}
+"""The fields that some rule reads; everything else is let go at the door."""
+
+TEXTS = frozenset(("version", "config_hash", "counter_style"))
+CHANGE_KINDS = {"version": "deploy", "config_hash": "config"}
+"""A text of the engine that changes is an event of this kind, also where nobody reported one."""
+
+SLOW = _names(
+    "temp_limit_c mem_temp_limit_c power_limit_w power_limit_default_w power_limit_requested_w sm_clock_max_mhz "
+    "mem_clock_max_mhz pcie_gen_max pcie_width_max mem_total_bytes remap_pending remap_failed kv_blocks_count"
+)
+"""Fields that may be read once an hour; their last known value holds."""
+
+SLOW_HOLDS_NS = 7200 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened: a deploy, a restart, an Xid. `subject` names the engine or the GPU."""
+
+    kind: str
+    node: str
+    subject: str
+    text: str
+    code: int | None
+    time_ns: int
+
+
+class Device:
+    """The rows of one series, oldest first. Spans are half-open to the left: start < time <= end, in wall nanoseconds."""
+
+    __slots__ = ("_known", "columns", "measurement", "tags", "texts", "times")
+
+    def __init__(self, measurement: str, tags: Mapping[str, str]) -> None:
+        self.measurement = measurement
+        self.tags = dict(tags)
+        self.times = array("q")
+        self.columns: dict[str, array[float]] = {}
+        self.texts: dict[str, str] = {}
+        self._known: dict[str, tuple[int, float]] = {}
+
+    @property
+    def last_ns(self) -> int:
+        return self.times[-1] if self.times else 0
+
+    def add(self, time_ns: int, fields: Mapping[str, Value]) -> None:
+        """One row; the same time again merges into the last row, an older time is let go."""
+        if time_ns < self.last_ns:
+            return
+        if time_ns > self.last_ns:
+            self.times.append(time_ns)
+            for column in self.columns.values():
+                column.append(NAN)
+        kept = KEPT[self.measurement]
+        for name, value in fields.items():
+            if name not in kept or isinstance(value, str):
+                continue
+            column = self.columns.get(name) or self._new_column(name)
+            column[-1] = value
+            if name in SLOW:
+                self._known[name] = (time_ns, float(value))
+
+    def _new_column(self, name: str) -> array[float]:
+        column = self.columns[name] = array("d", [NAN]) * len(self.times)
+        return column
+
+    def trim(self, before_ns: int) -> None:
+        count = bisect_right(self.times, before_ns)
+        if count > len(self.times) // 4:  # in gulps: each one moves the whole table
+            del self.times[:count]
+            for column in self.columns.values():
+                del column[:count]
+
+    def points(self, field: str, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
+        column = self.columns.get(field)
+        if column is None:
+            return []
+        low, high = bisect_right(self.times, start_ns), bisect_right(self.times, end_ns)
+        return [(self.times[i], column[i]) for i in range(low, high) if column[i] == column[i]]
+
+    def values(self, field: str, start_ns: int, end_ns: int) -> list[float]:
+        column = self.columns.get(field)
+        if column is None:
+            return []
+        low, high = bisect_right(self.times, start_ns), bisect_right(self.times, end_ns)
+        return [value for value in column[low:high] if value == value]
+
+    def rows(self, start_ns: int, end_ns: int) -> int:
+        return bisect_right(self.times, end_ns) - bisect_right(self.times, start_ns)
+
+    def known(self, field: str, at_ns: int) -> float | None:
+        """The last known value of a field of SLOW, if it is not older than two hours."""
+        entry = self._known.get(field)
+        if entry is None or not at_ns - SLOW_HOLDS_NS < entry[0] <= at_ns:
+            return None
+        return entry[1]
+
+
+class Window:
+    """All devices of a fleet over the last `horizon_s` seconds, and the events of the last hour."""
+
+    def __init__(self, horizon_s: float = 300.0, events_s: float = 3600.0) -> None:
+        self._horizon_ns = int(horizon_s * SECOND)
+        self._events_ns = int(events_s * SECOND)
+        self._devices: dict[tuple[str, tuple[tuple[str, str], ...]], Device] = {}
+        self._nodes: dict[str, dict[str, list[Device]]] = {}
+        self.events: list[Event] = []
+        self.last_ns = 0
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Take samples, each device's in order of time; what no rule reads is let go."""
+        for sample in samples:
+            if sample.measurement == "event":
+                self._add_event(sample)
+            elif sample.measurement in KEPT:
+                device = self._device(sample)
+                if device.measurement == "engine":
+                    self._add_texts(device, sample)
+                device.add(sample.time_ns, sample.fields)
+                self.last_ns = max(self.last_ns, sample.time_ns)
+
+    def trim(self, at_ns: int) -> None:
+        """Let go of what is older than the horizon. Call it now and then; it works in gulps."""
+        for device in self._devices.values():
+            device.trim(at_ns - self._horizon_ns)
+        if self.events and self.events[0].time_ns < at_ns - self._events_ns:
+            self.events = [event for event in self.events if event.time_ns >= at_ns - self._events_ns]
+
+    def nodes(self) -> Sequence[str]:
+        return list(self._nodes)
+
+    def devices(self, node: str, measurement: str) -> Sequence[Device]:
+        return self._nodes.get(node, {}).get(measurement, ())
+
+    def events_of(self, node: str, start_ns: int, end_ns: int) -> list[Event]:
+        return [event for event in self.events if event.node == node and start_ns < event.time_ns <= end_ns]
+
+    def _device(self, sample: Sample) -> Device:
+        key = (sample.measurement, tuple(sorted(sample.tags.items())))
+        device = self._devices.get(key)
+        if device is None:
+            device = self._devices[key] = Device(sample.measurement, sample.tags)
+            node = self._nodes.setdefault(sample.tags.get("node", ""), {})
+            node.setdefault(sample.measurement, []).append(device)
+        return device
+
+    def _add_event(self, sample: Sample) -> None:
+        code = sample.fields.get("code")
+        event = Event(
+            kind=sample.tags.get("kind", ""),
+            node=sample.tags.get("node", ""),
+            subject=sample.tags.get("subject", ""),
+            text=str(sample.fields.get("text", "")),
+            code=int(code) if isinstance(code, int | float) else None,
+            time_ns=sample.time_ns,
+        )
+        if event not in self.events[-200:]:
+            self.events.append(event)
+
+    def _add_texts(self, device: Device, sample: Sample) -> None:
+        for name in TEXTS:
+            text = sample.fields.get(name)
+            if not isinstance(text, str) or sample.time_ns <= device.last_ns:
+                continue
+            before = device.texts.get(name)
+            if before is not None and before != text and name in CHANGE_KINDS:
+                self.events.append(
+                    Event(
+                        CHANGE_KINDS[name],
+                        device.tags.get("node", ""),
+                        device.tags.get("engine", ""),
+                        f"{before} -> {text}",
+                        None,
+                        sample.time_ns,
+                    )
+                )
+            device.texts[name] = text
