@@ -50,7 +50,8 @@ class Span:
     expected_tokens_per_s: float
     output_ratio: float
     work_ratio: float
-    spread: float
+    spread: float  # of the expected output
+    work_spread: float
     baseline: str
 
 
@@ -74,7 +75,8 @@ def measure(load: Load, own: StepModel, peers: Sequence[StepModel]) -> Span | No
         expected_tokens_per_s=expected,
         output_ratio=load.tokens_per_s / expected,
         work_ratio=as_is.step_s / done.step_s if done is not None else 0.0,
-        spread=max(usual.spread, as_is.spread),
+        spread=usual.spread,
+        work_spread=as_is.spread,
         baseline=usual.baseline,
     )
 
@@ -98,7 +100,7 @@ def measure_output(
     work = statistics.median(span.work_ratio for span in spans)
     spread = statistics.median(span.spread for span in spans)
     slow = sum(is_slow(span.output_ratio, span.spread, bar) for span in spans) / len(spans)
-    work_slow = sum(is_slow(span.work_ratio, span.spread, bar) for span in spans) / len(spans)
+    work_slow = sum(is_slow(span.work_ratio, span.work_spread, bar) for span in spans) / len(spans)
     ratio = tokens / expected
     since = _since(engine, at_ns, expected, ratio) if slow else None
     return (
