@@ -18,6 +18,7 @@ def widen(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     Nodes without a tag for a level are not compared on it, but for `cluster`: there all nodes of one origin are one.
     """
     widened = list(diagnoses)
+    _widen_nodes(widened)
     for level in LEVELS:
         groups: dict[tuple[str, str], list[int]] = {}
         for position, diagnosis in enumerate(widened):
@@ -28,6 +29,28 @@ def widen(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
             for cause in {verdict.cause for m in members for verdict in widened[m].verdicts} - OWN:
                 _widen_group(widened, members, cause, level, tag)
     return widened
+
+
+def _widen_nodes(diagnoses: list[Diagnosis]) -> None:
+    """The same cause on several GPUs or engines of one node, and on most of its pairs, is the node's."""
+    nodes: dict[str, list[int]] = {}
+    for position, diagnosis in enumerate(diagnoses):
+        nodes.setdefault(diagnosis.subject["node"], []).append(position)
+    for members in nodes.values():
+        for cause in {verdict.cause for m in members for verdict in diagnoses[m].verdicts}:
+            hit = {m: v for m in members for v in diagnoses[m].verdicts if v.cause is cause and v.scope != "node"}
+            showing = [m for m in members if any(v.cause is cause for v in diagnoses[m].verdicts)]
+            if len(showing) < 2 or len(showing) < thresholds()["shared.share"].enter * len(members):
+                continue
+            for member, verdict in hit.items():
+                subject = {name: value for name, value in verdict.subject.items() if name not in ("engine", "gpu")}
+                _put(diagnoses, member, verdict, replace(verdict, scope="node", subject=subject))
+
+
+def _put(diagnoses: list[Diagnosis], member: int, before: Verdict, after: Verdict) -> None:
+    diagnosis = diagnoses[member]
+    verdicts = tuple(after if entry is before else entry for entry in diagnosis.verdicts)
+    diagnoses[member] = replace(diagnosis, verdicts=verdicts)
 
 
 def _widen_group(diagnoses: list[Diagnosis], members: Sequence[int], cause: Cause, level: str, tag: str) -> None:
@@ -48,11 +71,7 @@ def _widen_group(diagnoses: list[Diagnosis], members: Sequence[int], cause: Caus
         }
         if level != "cluster" or "cluster" in diagnoses[member].subject:
             kept[level] = tag
-        shared = replace(verdict, scope=level, subject=_upwards(kept, level))
-        diagnosis = diagnoses[member]
-        diagnoses[member] = replace(
-            diagnosis, verdicts=tuple(shared if entry is verdict else entry for entry in diagnosis.verdicts)
-        )
+        _put(diagnoses, member, verdict, replace(verdict, scope=level, subject=_upwards(kept, level)))
 
 
 def _together(hit: dict[int, Verdict], diagnoses: Sequence[Diagnosis]) -> dict[int, Verdict]:

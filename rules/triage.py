@@ -19,7 +19,7 @@ from rules.scopes import widen
 from rules.steps import WALK
 from rules.steps.validity import is_silent
 from rules.thresholds import Bar
-from rules.verdict import Cause, Diagnosis, Line, Status, Step, Verdict
+from rules.verdict import Diagnosis, Line, Status, Step, Verdict
 from rules.window import SECOND, Device, Window
 from telemetry.sample import Sample
 
@@ -42,10 +42,17 @@ class Triage:
         self.priors = priors(self.settings.preset)
         self.window = Window()
         self.memories: dict[str, PairMemory] = {}
+        self.last: dict[str, Evidence] = {}
+        """What the last evaluation saw, by pair."""
         self._trimmed_ns = 0
 
     def add(self, samples: Iterable[Sample]) -> None:
         self.window.add(samples)
+
+    def forget_window(self) -> None:
+        """Let go of all samples, as after a step of the clock; what was learned stays."""
+        self.window = Window()
+        self.last = {}
 
     def evaluate(self, at_ns: int) -> list[Diagnosis]:
         """The judgement of every pair at `at_ns`, in the order of nodes and engines; learns from the healthy ones."""
@@ -74,6 +81,7 @@ class Triage:
             fleet.other_inlets(pair),
             fleet.neighbours(pair),
         )
+        self.last[pair.key] = evidence
         findings = {step: examine(evidence, bar) for step, examine in WALK.items()}
         return self._conclude(pair, memory, evidence, findings, point)
 
@@ -174,6 +182,14 @@ def headline(evidence: Evidence, effect: Effect, verdicts: Sequence[Verdict], si
     return summary(f"healthy_{evidence.effort}", output_pct=100 * ratio, util_pct=util or 0.0)
 
 
+_CANT_TELL = frozenset(f"rules.summary.{name}" for name in ("gap", "silent", "warming", "engine_away", "engine_silent"))
+
+
+def can_tell(diagnosis: Diagnosis) -> bool:
+    """False while the absence of a verdict says nothing: no samples, nothing to compare with, the engine away."""
+    return diagnosis.headline.key not in _CANT_TELL
+
+
 class _Fleet:
     """What pairs can be compared on, at one moment."""
 
@@ -256,8 +272,3 @@ def judge(
         found = triage.evaluate(moment)
         moment += step_ns
     return found
-
-
-def is_named(diagnosis: Diagnosis, cause: Cause) -> bool:
-    """Whether the diagnosis' first verdict is this cause."""
-    return bool(diagnosis.verdicts) and diagnosis.verdicts[0].cause is cause

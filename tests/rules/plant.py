@@ -29,7 +29,7 @@ class Moment:
     prompt_len: float = 610.0
     output_len: float = 203.0
     context: float = 711.0
-    kv: float | None = None
+    kv: float = -1.0  # percent; below zero: follows the batch
     preemptions: float = 0.0  # per second
     frozen: bool = False
     up: int = 1
@@ -63,7 +63,7 @@ class Node:
     load: Callable[[int], float] = lambda t: 40.0
     fault: Fault | None = None
     at: int = 10**9  # the second in which the fault begins
-    gpus: int = 4
+    gpus: int = 2
     rack: str = "r1"
     cadence: int = 1
     cpu_only: bool = False
@@ -122,7 +122,7 @@ def _samples(
         engine = {"engine": "chat", "kind": "vllm", "model": "qwen2-7b", "gpus": gpus}
         fields: dict[str, float | int | str] = {"up": m.up}
         if m.up:
-            kv = 12 + 0.9 * m.running if m.kv is None else m.kv
+            kv = 12 + 0.9 * m.running if m.kv < 0 else m.kv
             fields |= {
                 "generation_tokens_total": int(totals["generation"]),
                 "prompt_tokens_total": int(totals["prompt"]),
@@ -181,7 +181,9 @@ def _samples(
 
 
 def event(node: str, kind: str, t: int, text: str, subject: str = "chat", code: int = 0) -> Sample:
-    return Sample("event", {"node": node, "kind": kind, "subject": subject}, {"text": text, "code": code}, T0 + t * SECOND)
+    return Sample(
+        "event", {"node": node, "kind": kind, "subject": subject}, {"text": text, "code": code}, T0 + t * SECOND
+    )
 
 
 def bend(**changes: float | int | bool | str) -> Fault:
@@ -194,7 +196,7 @@ def bend(**changes: float | int | bool | str) -> Fault:
     return fault
 
 
-def fleet(fault: Fault | None, at: int = 240, **options: object) -> list[Node]:
+def fleet(fault: Fault | None, at: int = 180, **options: object) -> list[Node]:
     """Three nodes of the same model; the fault, if any, is on n2."""
     nodes = [Node(f"n{i}", seed=11 * i + int(options.pop("seed", 0) if i == 1 else 0)) for i in (1, 2, 3)]
     for node in nodes:

@@ -1,0 +1,306 @@
+"""From verdicts to alerts: one incident for each cause and place, pending, firing, resolved, told once each.
+
+An incident's place is its node, or the rack, circuit or cluster that most of its nodes share; its engines and GPUs are named in it.
+Symptoms never get here: verdicts hold roots only. Time counts as the sum of evaluations in which something could be told: a gap in
+the telemetry, a suspended service or a stepped clock neither fires nor resolves anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from rules.triage import can_tell
+from rules.verdict import Cause, Diagnosis, Verdict
+from telemetry.catalogue import ALERT_STATES, COMMON_TAGS
+from telemetry.sample import Sample
+
+WIDE = ("rack", "circuit", "cluster")
+PENDING, FIRING, RESOLVED = "pending", "firing", "resolved"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """Seconds, and confidences between 0 and 1. Enter and leave differ so that a verdict on the line does not flap."""
+
+    pending_s: float = 45.0
+    pending_cold_start_s: float = 180.0  # a start takes minutes by nature
+    lapse_s: float = 15.0  # a pending condition may lapse this long
+    clear_s: float = 120.0
+    clear_max_s: float = 1800.0  # hold-down doubles with each flip up to this
+    flap_memory_s: float = 1800.0
+    enter_confidence: float = 0.6
+    leave_confidence: float = 0.4
+    step_max_s: float = 15.0  # one evaluation counts for no more than this
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One cause at one place, now: the most confident verdict of it, and everyone it was found on."""
+
+    fingerprint: str
+    cause: Cause
+    scope: str
+    place: Mapping[str, str]
+    verdict: Verdict
+    diagnosis: Diagnosis
+    members: tuple[Mapping[str, str], ...]
+    nodes: frozenset[str]
+
+
+@dataclass(slots=True)
+class Alert:
+    """The state of one fingerprint. Plain values only: this is what the state file holds."""
+
+    fingerprint: str
+    cause: str
+    scope: str
+    place: dict[str, str]
+    nodes: list[str]
+    severity: str
+    state: str
+    began_ns: int  # of the trouble, as far as can be told
+    opened_ns: int  # when it was first seen here
+    confidence: float
+    loss_pct: float | None
+    summary_key: str
+    summary_values: dict[str, float | int | str]
+    simulated: bool
+    true_s: float = 0.0
+    false_s: float = 0.0
+    fired_ns: int | None = None
+    resolved_ns: int | None = None
+    flips: int = 0
+
+    @property
+    def incident(self) -> str:
+        """The identity of this incident: the same over restarts, another one when it fires again."""
+        return hashlib.sha256(f"{self.fingerprint}|{self.opened_ns}".encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """An incident that began to fire or was resolved, with the condition as last seen (None after a restart)."""
+
+    state: str
+    alert: Alert
+    condition: Condition | None
+
+
+def fingerprint_of(cause: Cause, scope: str, place: Mapping[str, str]) -> str:
+    """A stable name for a cause at a place: over restarts and versions, the same incident has the same one."""
+    plain = "|".join((str(cause), scope, *(f"{name}={place[name]}" for name in sorted(place))))
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+
+def conditions_of(diagnoses: Iterable[Diagnosis], least: float) -> dict[str, Condition]:
+    """The conditions that the verdicts make, by fingerprint; verdicts of one cause at one place are one condition."""
+    found: dict[str, Condition] = {}
+    for diagnosis in diagnoses:
+        for verdict in diagnosis.verdicts:
+            if verdict.confidence < least:
+                continue
+            scope = verdict.scope if verdict.scope in WIDE else "node"
+            place = {name: value for name, value in verdict.subject.items() if name in COMMON_TAGS}
+            mark = fingerprint_of(verdict.cause, scope, place)
+            member = {**diagnosis.subject, **verdict.subject}
+            before = found.get(mark)
+            if before is None:
+                node = frozenset((diagnosis.subject["node"],))
+                found[mark] = Condition(mark, verdict.cause, scope, place, verdict, diagnosis, (member,), node)
+                continue
+            better = (
+                before
+                if before.verdict.confidence >= verdict.confidence
+                else replace(before, verdict=verdict, diagnosis=diagnosis)
+            )
+            found[mark] = replace(
+                better, members=(*before.members, member), nodes=before.nodes | {diagnosis.subject["node"]}
+            )
+    return found
+
+
+def severity_of(condition: Condition) -> str:
+    """critical when output is mostly gone or the hardware is at risk, warning otherwise."""
+    hard = {Cause.GPU_FAULT, Cause.SCHEDULING, Cause.TELEMETRY}
+    loss = condition.verdict.loss_pct or 0.0
+    return "critical" if loss >= 30 or condition.cause in hard else "warning"
+
+
+class AlertMachine:
+    """Feed it every evaluation; it answers with what changed. `state` and `of` carry it over a restart."""
+
+    def __init__(self, settings: AlertSettings | None = None) -> None:
+        self.settings = settings or AlertSettings()
+        self.alerts: dict[str, Alert] = {}
+
+    def step(self, diagnoses: Sequence[Diagnosis], at_ns: int, elapsed_s: float) -> list[Transition]:
+        """One evaluation, `elapsed_s` of monotonic time after the last one. Transitions are at most one a fingerprint."""
+        passed = min(max(elapsed_s, 0.0), self.settings.step_max_s)
+        conditions = conditions_of(diagnoses, self.settings.leave_confidence)
+        told = _nodes_that_tell(diagnoses)
+        self._absorb(conditions)
+        found: list[Transition] = []
+        for mark in [*conditions, *(known for known in self.alerts if known not in conditions)]:
+            alert = self.alerts.get(mark)
+            condition = conditions.get(mark)
+            if alert is None or alert.state == RESOLVED:
+                self._begin(mark, alert, condition, at_ns, passed)
+            else:
+                found += self._advance(alert, condition, conditions, told, at_ns, passed)
+        return found
+
+    def open(self) -> list[Alert]:
+        return [alert for alert in self.alerts.values() if alert.state != RESOLVED]
+
+    def _begin(self, mark: str, before: Alert | None, condition: Condition | None, at_ns: int, passed: float) -> None:
+        if condition is None:
+            if before is not None:
+                before.false_s += passed
+                if before.false_s > self.settings.flap_memory_s:
+                    del self.alerts[mark]
+            return
+        if condition.verdict.confidence < self.settings.enter_confidence:
+            return
+        flips = before.flips if before is not None else 0
+        self.alerts[mark] = _alert_of(condition, at_ns, flips)
+
+    def _advance(
+        self,
+        alert: Alert,
+        condition: Condition | None,
+        conditions: Mapping[str, Condition],
+        told: frozenset[str],
+        at_ns: int,
+        passed: float,
+    ) -> list[Transition]:
+        covered = condition is not None or _covered(alert, conditions)
+        if covered:
+            alert.true_s += passed
+            alert.false_s = 0.0
+            if condition is not None:
+                _refresh(alert, condition)
+        elif told.issuperset(alert.nodes):
+            alert.false_s += passed
+        else:
+            return []  # nobody can tell: nothing fires, nothing ends
+        if alert.state == PENDING:
+            return self._advance_pending(alert, condition, at_ns)
+        return self._advance_firing(alert, at_ns)
+
+    def _advance_pending(self, alert: Alert, condition: Condition | None, at_ns: int) -> list[Transition]:
+        if alert.false_s > self.settings.lapse_s:
+            if alert.flips:
+                alert.state, alert.false_s = RESOLVED, 0.0  # keep the memory of its flips
+            else:
+                del self.alerts[alert.fingerprint]
+            return []
+        cold = alert.cause == Cause.COLD_START
+        wait_s = self.settings.pending_cold_start_s if cold else self.settings.pending_s
+        if alert.false_s == 0 and condition is not None and alert.true_s >= wait_s:
+            alert.state, alert.fired_ns, alert.resolved_ns = FIRING, at_ns, None
+            alert.severity = severity_of(condition)
+            return [Transition(FIRING, replace(alert), condition)]
+        return []
+
+    def _advance_firing(self, alert: Alert, at_ns: int) -> list[Transition]:
+        hold_s = min(self.settings.clear_s * 2**alert.flips, self.settings.clear_max_s)
+        if alert.false_s < hold_s:
+            return []
+        alert.state, alert.resolved_ns = RESOLVED, at_ns
+        alert.true_s = alert.false_s = 0.0
+        alert.flips = min(alert.flips + 1, 16)
+        return [Transition(RESOLVED, replace(alert), None)]
+
+    def _absorb(self, conditions: Mapping[str, Condition]) -> None:
+        """A wide condition takes over what its nodes have pending: it was pending since then."""
+        for mark, condition in conditions.items():
+            if condition.scope not in WIDE or mark in self.alerts:
+                continue
+            narrow = [
+                alert
+                for alert in self.alerts.values()
+                if alert.state == PENDING and alert.cause == condition.cause and condition.nodes.issuperset(alert.nodes)
+            ]
+            if not narrow or condition.verdict.confidence < self.settings.enter_confidence:
+                continue
+            eldest = max(narrow, key=lambda alert: alert.true_s)
+            wide = _alert_of(condition, eldest.opened_ns, 0)
+            wide.began_ns = min(wide.began_ns, eldest.began_ns)
+            wide.true_s = eldest.true_s
+            for alert in narrow:
+                del self.alerts[alert.fingerprint]
+            self.alerts[mark] = wide
+
+    def state(self) -> dict[str, object]:
+        return {"version": 1, "alerts": [asdict(alert) for alert in self.alerts.values()]}
+
+    @staticmethod
+    def of(state: object, settings: AlertSettings | None = None) -> AlertMachine:
+        """ValueError for anything that `state` could not have made."""
+        machine = AlertMachine(settings)
+        try:
+            if not isinstance(state, dict) or state["version"] != 1:
+                raise ValueError("it was made by another version")
+            for plain in state["alerts"]:
+                alert = Alert(**plain)
+                if alert.state not in ALERT_STATES:
+                    raise ValueError(f"state {alert.state!r}")
+                machine.alerts[alert.fingerprint] = alert
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the state of the alerts is not complete: {error}") from error
+        return machine
+
+
+def alert_sample(alert: Alert, summary: str, at_ns: int) -> Sample:
+    """The `alert` sample. A shared incident carries the tag of one of its nodes, since every sample has a node."""
+    tags = {**alert.place, "alert": alert.cause, "severity": alert.severity}
+    tags.setdefault("node", alert.nodes[0] if alert.nodes else "")
+    state = ALERT_STATES.index(alert.state)
+    return Sample("alert", tags, {"state": state, "summary": summary, "fingerprint": alert.fingerprint}, at_ns)
+
+
+def _alert_of(condition: Condition, at_ns: int, flips: int) -> Alert:
+    verdict = condition.verdict
+    return Alert(
+        fingerprint=condition.fingerprint,
+        cause=str(condition.cause),
+        scope=condition.scope,
+        place=dict(condition.place),
+        nodes=sorted(condition.nodes),
+        severity=severity_of(condition),
+        state=PENDING,
+        began_ns=verdict.since_ns or at_ns,
+        opened_ns=at_ns,
+        confidence=verdict.confidence,
+        loss_pct=verdict.loss_pct,
+        summary_key=verdict.summary.key,
+        summary_values=dict(verdict.summary.values),
+        simulated=condition.diagnosis.simulated,
+        flips=flips,
+    )
+
+
+def _refresh(alert: Alert, condition: Condition) -> None:
+    verdict = condition.verdict
+    alert.confidence, alert.loss_pct = verdict.confidence, verdict.loss_pct
+    alert.summary_key, alert.summary_values = verdict.summary.key, dict(verdict.summary.values)
+    alert.nodes = sorted(set(alert.nodes) | condition.nodes)
+
+
+def _covered(alert: Alert, conditions: Mapping[str, Condition]) -> bool:
+    """A wider or narrower condition of the same cause on the same nodes keeps the incident going."""
+    return any(
+        condition.cause == alert.cause and condition.nodes.intersection(alert.nodes)
+        for condition in conditions.values()
+    )
+
+
+def _nodes_that_tell(diagnoses: Iterable[Diagnosis]) -> frozenset[str]:
+    """Nodes of which every pair can be judged now."""
+    heard: dict[str, bool] = {}
+    for diagnosis in diagnoses:
+        node = diagnosis.subject["node"]
+        heard[node] = heard.get(node, True) and can_tell(diagnosis)
+    return frozenset(node for node, clear in heard.items() if clear)

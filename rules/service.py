@@ -1,0 +1,302 @@
+"""The triage service: reads the store every few seconds, judges every pair, writes pairs, verdicts and alerts, tells the webhook."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rules.alerts import AlertMachine, AlertSettings, alert_sample
+from rules.memory import PairMemory
+from rules.notification import Voice, messages_of, summary_text
+from rules.observation import BACK_S
+from rules.pair import pairs_of
+from rules.statefile import put_aside, read_state, write_state
+from rules.triage import JudgeSettings, Triage
+from rules.verdict import Diagnosis, to_sample
+from rules.webhook import Message, Outbox, Sender, WebhookError
+from rules.window import KEPT, SECOND
+from telemetry.process import notify, stop_event
+from telemetry.sample import Sample
+from telemetry.store import Store, StoreError, open_store
+
+log = logging.getLogger(__name__)
+
+READ = (*KEPT, "event")
+OVERLAP_S = 10.0  # samples that reach the store this late are still read in the next turn
+LEARN_FROM_S = 1800.0  # history walked for a node that nothing is known of
+LEARN_STEP_S = 10.0
+VERDICT_EVERY_S = 30.0
+BASELINE_EVERY_S = 60.0
+FORGET_BASELINE_S = 30 * 86_400.0
+CLOCK_STEP_S = 30.0
+BASELINE, ALERTS, OUTBOX = "baseline.json", "alerts.json", "outbox"
+
+
+@dataclass(frozen=True, slots=True)
+class TriageSettings:
+    """Settings of the service. `webhook_secret` signs messages and is never logged; `external_url` makes the links in them."""
+
+    store_url: str
+    state_dir: Path
+    evaluate_every_s: float = 5.0
+    webhook_url: str | None = None
+    webhook_secret: str | None = field(default=None, repr=False)
+    language: str = "en"
+    external_url: str = ""
+    priors: str = "evidence"
+    alerts: AlertSettings = field(default_factory=AlertSettings)
+
+
+def run(settings: TriageSettings) -> int:
+    """Judge until SIGTERM or SIGINT. 0, or 2 with one line on stderr for a setting that can't be used."""
+    stopping = stop_event()
+    try:
+        service = Service(settings, open_store(settings.store_url))
+    except (StoreError, WebhookError, OSError, ValueError) as error:
+        print(f"pairscope triage: {error}", file=sys.stderr)
+        return 2
+    service.start()
+    told = False
+    next_s = time.monotonic()
+    while not stopping.is_set():
+        done = service.turn(time.time_ns(), time.monotonic())
+        if done:
+            status = f"{len(service.diagnoses)} pairs, {len(service.machine.open())} alerts open"
+            notify(STATUS=status) if told else notify(READY="1", STATUS=status)
+            told = True
+        next_s = max(next_s + settings.evaluate_every_s, time.monotonic())
+        stopping.wait(next_s - time.monotonic())
+    service.stop()
+    return 0
+
+
+class Service:
+    """One turn at a time, with the clocks passed in. Holds everything that outlives a turn."""
+
+    def __init__(self, settings: TriageSettings, store: Store) -> None:
+        self.settings = settings
+        self.store = store
+        self.folder = settings.state_dir
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.triage = Triage(JudgeSettings(preset=settings.priors))
+        self.machine = self._load_alerts()
+        self.diagnoses: list[Diagnosis] = []
+        self.voice = Voice(settings.language, settings.external_url)
+        self.outbox = Outbox(self.folder / OUTBOX) if settings.webhook_url else None
+        self.sender: Sender | None = None
+        if self.outbox is not None and settings.webhook_url:
+            self.sender = Sender(self.outbox, settings.webhook_url, secret=settings.webhook_secret)
+        self._load_baseline()
+        self._cursor_ns: int | None = None
+        self._last_s: float | None = None
+        self._saved_s = 0.0
+        self._nodes: set[str] = set()
+        self._written: dict[str, tuple[int, object]] = {}
+        self._unwritten: list[Sample] = []
+        self._untold: list[Message] = []
+        self._down_logged_s = float("-inf")
+
+    def start(self) -> None:
+        if self.sender is not None:
+            self.sender.start()
+
+    def stop(self) -> None:
+        self._save_baseline()
+        if self.sender is not None:
+            self.sender.stop(1.0)
+        self.store.close()
+
+    def turn(self, at_ns: int, now_s: float) -> bool:
+        """Read, judge, write. False when the store could not be read: then nothing is judged, and nothing fires or ends."""
+        try:
+            self._read(at_ns)
+        except StoreError as error:
+            self._say_down(error, now_s)
+            return False
+        self.diagnoses = self.triage.evaluate(at_ns)
+        elapsed_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        written = [*self._pair_samples(at_ns), *self._verdict_samples(at_ns), *self._alert(at_ns, now_s, elapsed_s)]
+        self._write(written, now_s)
+        if now_s - self._saved_s >= BASELINE_EVERY_S:
+            self._save_baseline()
+            self._saved_s = now_s
+        return True
+
+    # --- reading
+
+    def _read(self, at_ns: int) -> None:
+        if self._cursor_ns is not None and at_ns < self._cursor_ns - CLOCK_STEP_S * SECOND:
+            log.warning("the clock went back by %.0f s: the window starts anew", (self._cursor_ns - at_ns) / SECOND)
+            self.triage.forget_window()
+            self._cursor_ns = None
+        back_s = BACK_S if self._cursor_ns is None else OVERLAP_S  # the window needs its few minutes back
+        start_ns = (self._cursor_ns or at_ns) - int(back_s * SECOND)
+        fresh = self._samples(start_ns, at_ns + 1)
+        new = {sample.tags.get("node", "") for sample in fresh} - self._nodes
+        unlearned = [node for node in sorted(new) if not self._is_known(node)]
+        if unlearned:
+            self._learn_past(unlearned, start_ns, at_ns)
+        self.triage.add(fresh)
+        if self._cursor_ns is None:
+            self.triage.add(self._events(at_ns - 3600 * SECOND, start_ns))
+        self._nodes |= new
+        self._cursor_ns = at_ns
+
+    def _samples(self, start_ns: int, end_ns: int, nodes: Sequence[str] = ()) -> list[Sample]:
+        where = {"node": list(nodes)} if nodes else None
+        found: list[Sample] = []
+        for measurement in READ:
+            found += self.store.samples(measurement, start_ns=start_ns, end_ns=end_ns, where=where)
+        found.sort(key=lambda sample: sample.time_ns)
+        return found
+
+    def _events(self, start_ns: int, end_ns: int) -> list[Sample]:
+        return self.store.samples("event", start_ns=start_ns, end_ns=end_ns)
+
+    def _is_known(self, node: str) -> bool:
+        return any(key.split("\x1f")[0] == node for key in self.triage.memories)
+
+    def _learn_past(self, nodes: Sequence[str], start_ns: int, at_ns: int) -> None:
+        """Walk what the store holds of nodes that are new, so that they are judged at once and not in two minutes."""
+        past = self._samples(at_ns - int(LEARN_FROM_S * SECOND), start_ns, nodes)
+        if not past:
+            return
+        notify(STATUS=f"learning from the last minutes of {len(nodes)} nodes")
+        walker = Triage(self.triage.settings)
+        walker.memories = dict(self.triage.memories)  # the known ones serve as peers
+        moment = past[0].time_ns
+        position = 0
+        step_ns = int(LEARN_STEP_S * SECOND)
+        while moment <= past[-1].time_ns:
+            begin = position
+            while position < len(past) and past[position].time_ns <= moment:
+                position += 1
+            walker.add(past[begin:position])
+            walker.evaluate(moment)
+            moment += step_ns
+        for key, memory in walker.memories.items():
+            self.triage.memories.setdefault(key, memory)
+        recent = at_ns - int(BACK_S * SECOND)
+        self.triage.add(sample for sample in past if sample.time_ns > recent or sample.measurement == "event")
+
+    # --- writing
+
+    def _pair_samples(self, at_ns: int) -> Iterable[Sample]:
+        pairs = {tuple(sorted(pair.subject.items())): pair for pair in pairs_of(self.triage.window)}
+        for diagnosis in self.diagnoses:
+            pair = pairs.get(tuple(sorted(diagnosis.subject.items())))
+            evidence = self.triage.last.get(pair.key) if pair is not None else None
+            if pair is None or evidence is None or evidence.silent_s > 15:
+                continue
+            tags = dict(diagnosis.subject)
+            if pair.engine is not None:
+                tags |= {name: pair.engine.tags[name] for name in ("model", "gpus") if pair.engine.tags.get(name)}
+            numbers = {
+                "output_pct": diagnosis.output_pct,
+                "util_pct": diagnosis.util_pct,
+                "tokens_per_s": diagnosis.tokens_per_s,
+                "expected_tokens_per_s": diagnosis.expected_tokens_per_s,
+                "expected_spread_pct": None if evidence.output.spread is None else 100 * evidence.output.spread,
+            }
+            fields: dict[str, float | int | str] = {
+                name: float(number) for name, number in numbers.items() if number is not None
+            }
+            if not fields:
+                continue
+            fields |= {"effort": evidence.effort}
+            if pair.engine is not None:
+                fields["baseline"] = evidence.output.baseline
+            yield Sample("pair", tags, fields, at_ns)
+
+    def _verdict_samples(self, at_ns: int) -> Iterable[Sample]:
+        for diagnosis in self.diagnoses:
+            key = "\x1f".join(f"{name}={value}" for name, value in sorted(diagnosis.subject.items()))
+            shape = (
+                tuple((v.cause, v.scope, tuple(sorted(v.subject.items()))) for v in diagnosis.verdicts),
+                tuple(report.status for report in diagnosis.steps),
+                diagnosis.headline.key,
+            )
+            before = self._written.get(key)
+            if before is None or before[1] != shape or at_ns - before[0] >= VERDICT_EVERY_S * SECOND:
+                self._written[key] = (at_ns, shape)
+                yield to_sample(diagnosis)
+
+    def _alert(self, at_ns: int, now_s: float, elapsed_s: float) -> Iterable[Sample]:
+        """Advance the alerts. A message is in the outbox before the state says that it was told."""
+        had = bool(self.machine.alerts)
+        transitions = self.machine.step(self.diagnoses, at_ns, elapsed_s)
+        if self.outbox is not None:
+            self._untold += messages_of(transitions, self.voice)
+        try:
+            while self.outbox is not None and self._untold:
+                self.outbox.put(self._untold[0])
+                del self._untold[0]
+            if had or self.machine.alerts:
+                write_state(self.folder / ALERTS, self.machine.state())
+        except OSError as error:
+            self._say_down(error, now_s)
+        for transition in transitions:
+            alert = transition.alert
+            log.warning("alert %s: %s on %s", transition.state, alert.cause, " ".join(alert.place.values()))
+            yield alert_sample(alert, summary_text(alert, "en"), at_ns)
+        told = {transition.alert.fingerprint for transition in transitions}
+        for alert in self.machine.open():
+            if alert.fingerprint not in told:
+                yield alert_sample(alert, summary_text(alert, "en"), at_ns)
+
+    def _write(self, samples: Sequence[Sample], now_s: float) -> None:
+        """What could not be written is kept for the next turn, for a few minutes' worth of turns."""
+        batch = [*self._unwritten, *samples]
+        try:
+            for rejected in self.store.write(batch):
+                log.error("the store refused a %s sample: %s", rejected.sample.measurement, rejected.reason)
+            self._unwritten = []
+        except StoreError as error:
+            self._unwritten = batch[-5000:]
+            self._say_down(error, now_s)
+
+    def _say_down(self, error: Exception, now_s: float) -> None:
+        if now_s - self._down_logged_s >= 60:
+            self._down_logged_s = now_s
+            log.warning("%s; trying again", error)
+
+    # --- state
+
+    def _load_alerts(self) -> AlertMachine:
+        path = self.folder / ALERTS
+        state = read_state(path)
+        if state is None:
+            return AlertMachine(self.settings.alerts)
+        try:
+            return AlertMachine.of(state, self.settings.alerts)
+        except ValueError as error:
+            put_aside(path, str(error))
+            return AlertMachine(self.settings.alerts)
+
+    def _load_baseline(self) -> None:
+        path = self.folder / BASELINE
+        state = read_state(path)
+        if state is None:
+            return
+        try:
+            if not isinstance(state, dict) or state.get("version") != 1:
+                raise ValueError("it was made by another version")
+            self.triage.memories = {key: PairMemory.of(plain) for key, plain in state["pairs"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.triage.memories = {}
+            put_aside(path, str(error))
+
+    def _save_baseline(self) -> None:
+        memories = self.triage.memories
+        newest = max((memory.seen_ns for memory in memories.values()), default=0)
+        oldest = newest - int(FORGET_BASELINE_S * SECOND)
+        pairs = {key: memory.state() for key, memory in memories.items() if memory.seen_ns >= oldest}
+        try:
+            write_state(self.folder / BASELINE, {"version": 1, "pairs": pairs})
+        except OSError as error:
+            log.warning("%s can't be written: %s", self.folder / BASELINE, error)

@@ -1,0 +1,207 @@
+"""Telling the outside: the message, the durable outbox, and the thread that delivers it to one webhook, in order.
+
+A message is on disk, synced, before the first attempt; it leaves the disk when the receiver took it (2xx) or refused it for good.
+The same message may arrive twice after a crash, always under the same idempotency key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from rules.statefile import sync_folder
+
+log = logging.getLogger(__name__)
+
+RETRIED = frozenset((408, 425, 429))  # and every 5xx
+KEPT = 1000
+"""Messages in the outbox; beyond this the oldest is put among the dead: a receiver that is down for weeks fills no disk."""
+
+
+class WebhookError(ValueError):
+    """The webhook can't be used as configured; one line that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`key` is the idempotency key; `body` the JSON text that is sent, the same on every attempt."""
+
+    key: str
+    body: str
+
+
+class Outbox:
+    """A folder of messages, oldest first. Made for one writer and one sender in one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.dead = folder / "dead"
+        self.dead.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for unfinished in folder.glob("*.new"):
+            unfinished.unlink(missing_ok=True)
+        self._number = max((_number(path) for path in self.waiting()), default=0)
+        self.filled = threading.Event()
+
+    def put(self, message: Message) -> None:
+        """Durable when this returns. A message whose key waits already is the same message. OSError when it can't be kept."""
+        waiting = self.waiting()
+        if any(path.name.endswith(f"-{message.key}.json") for path in waiting):
+            return
+        self._number += 1
+        path = self.folder / f"{self._number:012d}-{message.key}.json"
+        beside = path.with_suffix(".new")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(message.body)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        sync_folder(self.folder)
+        for oldest in waiting[: max(0, len(waiting) + 1 - KEPT)]:
+            self.bury(oldest, "the outbox is full")
+        self.filled.set()
+
+    def waiting(self) -> list[Path]:
+        return sorted(self.folder.glob("*.json"))
+
+    def read(self, path: Path) -> Message:
+        return Message(path.stem.partition("-")[2], path.read_text("utf-8"))
+
+    def delivered(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def bury(self, path: Path, why: str) -> None:
+        """Keep a message that nobody takes, out of the way, and say so."""
+        log.error("webhook: message %s is given up (%s); kept in %s", path.name, why, self.dead)
+        path.replace(self.dead / path.name)
+
+
+def _number(path: Path) -> int:
+    number = path.name.partition("-")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def place_of(url: str) -> str:
+    """The part of a webhook URL that may be logged: the rest is often a secret. WebhookError for anything but http and https."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise WebhookError("webhook_url must be an http:// or https:// address with a host")
+    try:
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        raise WebhookError("webhook_url has a port that is no number from 1 to 65535") from None
+    return f"{parts.scheme}://{parts.hostname}{port}"
+
+
+def signature(secret: str, body: str, at_s: int) -> str:
+    """`t=<seconds>,v1=<hex>`: HMAC-SHA256 over "<seconds>.<body>", for the header X-PairScope-Signature."""
+    digest = hmac.new(secret.encode(), f"{at_s}.{body}".encode(), hashlib.sha256).hexdigest()
+    return f"t={at_s},v1={digest}"
+
+
+class Sender(threading.Thread):
+    """Delivers the outbox to one URL. One message at a time and in order: a resolved one never overtakes its firing one."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        url: str,
+        *,
+        secret: str | None = None,
+        timeout_s: float = 10.0,
+        backoff_s: Sequence[float] = (1.0, 60.0),
+        transport: httpx.BaseTransport | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(name="webhook", daemon=True)
+        self.place = place_of(url)
+        self._outbox = outbox
+        self._url = url
+        self._secret = secret
+        self._backoff_s = backoff_s
+        self._now_s = now_s
+        self._stopping = threading.Event()
+        self._client = httpx.Client(timeout=timeout_s, follow_redirects=False, transport=transport, trust_env=False)
+        for noisy in ("httpx", "httpcore"):  # they log whole URLs
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask to end; an attempt under way may outlive the wait, and its message stays in the outbox."""
+        self._stopping.set()
+        self._outbox.filled.set()
+        self.join(timeout_s)
+
+    def run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            waiting = self._outbox.waiting()
+            if not waiting:
+                self._outbox.filled.wait(5.0)
+                self._outbox.filled.clear()
+                continue
+            wait_s = self._deliver(waiting[0], failures)
+            failures = failures + 1 if wait_s is not None else 0
+            if wait_s is not None:
+                self._stopping.wait(wait_s)
+
+    def _deliver(self, path: Path, failures: int) -> float | None:
+        """None when the message is off the list; else the seconds to wait before the next attempt."""
+        try:
+            message = self._outbox.read(path)
+        except (OSError, UnicodeDecodeError) as error:
+            self._outbox.bury(path, f"unreadable: {type(error).__name__}")
+            return None
+        headers = {"Content-Type": "application/json", "User-Agent": "pairscope", "Idempotency-Key": message.key}
+        if self._secret:
+            headers["X-PairScope-Signature"] = signature(self._secret, message.body, int(self._now_s()))
+        try:
+            response = self._client.post(self._url, content=message.body.encode(), headers=headers)
+        except (httpx.HTTPError, OSError) as error:
+            return self._retry(f"{type(error).__name__}", failures, None)
+        if response.is_success:
+            self._outbox.delivered(path)
+            return None
+        if response.status_code in RETRIED or response.status_code >= 500:
+            return self._retry(f"status {response.status_code}", failures, response.headers.get("Retry-After"))
+        self._outbox.bury(path, f"{self.place} answered {response.status_code}")
+        return None
+
+    def _retry(self, why: str, failures: int, after: str | None) -> float:
+        first, most = self._backoff_s
+        wait_s = float(min(first * 2.0 ** min(failures, 20), most) * random.uniform(0.7, 1.0))
+        asked = retry_after_s(after, self._now_s())
+        if asked is not None:
+            wait_s = max(wait_s, min(asked, 600.0))
+        if failures == 0 or failures % 20 == 0:
+            log.warning("webhook: %s: %s; trying again", self.place, why)
+        return wait_s
+
+
+def retry_after_s(header: str | None, now_s: float) -> float | None:
+    """Seconds that a Retry-After header asks for, given as a number or a date; None when it says nothing usable."""
+    if header is None:
+        return None
+    if header.strip().isascii() and header.strip().isdigit():
+        return float(header)
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - now_s)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def encode(payload: object) -> str:
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
