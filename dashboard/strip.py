@@ -1,0 +1,161 @@
+"""The strip on top of the page: the verdict in words, what fell and what stayed, since when and how sure; or why there is none."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from dash import html
+
+from dashboard.fleet import PairNow
+from dashboard.marks import say_cause
+from dashboard.selection import SECOND_NS
+from dashboard.units import duration, moment_near, number
+from dashboard.view import View
+from rules.verdict import Diagnosis, Fix, Line
+from telemetry.messages import say
+
+VERDICT_STALE_S = 30.0
+"""Triage speaks every 5 s; a verdict this old may no longer hold."""
+LOW_OUTPUT_PCT = 90.0
+"""Below this the strip is not green, whether or not a cause was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """`tone`: problem, warning, good or unknown. `badge` is one word or two, `text` the sentence, `note` what stands dim behind it."""
+
+    tone: str
+    badge: str
+    text: str
+    note: str = ""
+    confidence: float | None = None
+    since_ns: int | None = None
+
+
+def said(line: Line | Fix, language: str) -> str:
+    """The sentence; its key where this version knows no such sentence or its numbers don't fit."""
+    try:
+        return line.text(language)
+    except (KeyError, ValueError, IndexError, TypeError):
+        return line.key
+
+
+def strip_of(view: View, stale_s: float) -> Strip | None:
+    """What the strip says; None when there is nobody to speak about."""
+    language, pair = view.selection.language, view.pair
+    if pair is None:
+        return None
+    age_s = pair.age_s(view.now_ns)
+    if age_s > stale_s:
+        text = say("dashboard.strip.stale_text", language, age=duration(age_s, language))
+        return Strip("unknown", say("dashboard.strip.stale", language), text)
+    if pair.up == 0:
+        note = said(view.diagnosis.headline, language) if view.diagnosis else ""
+        return Strip("problem", say("dashboard.strip.down", language), down_words(view, pair), note)
+    if view.unreadable:
+        return Strip(
+            "unknown", say("dashboard.strip.unreadable", language), say("dashboard.strip.unreadable_text", language)
+        )
+    if view.diagnosis is None:
+        return Strip(
+            "unknown", say("dashboard.strip.learning", language), say("dashboard.strip.waiting_text", language)
+        )
+    return _judged(view, view.diagnosis, pair)
+
+
+def _judged(view: View, diagnosis: Diagnosis, pair: PairNow) -> Strip:
+    language = view.selection.language
+    headline = said(diagnosis.headline, language)
+    silent_s = (view.now_ns - diagnosis.at_ns) / SECOND_NS
+    if silent_s > VERDICT_STALE_S:
+        text = say("dashboard.strip.silent_text", language, age=duration(silent_s, language), headline=headline)
+        return Strip("unknown", say("dashboard.strip.silent", language), text)
+    if diagnosis.verdicts:
+        top, *others = diagnosis.verdicts
+        causes = ", ".join(dict.fromkeys(say_cause(str(other.cause), language) for other in others))
+        note = say("dashboard.strip.also", language, causes=causes) if causes else ""
+        cause = say_cause(str(top.cause), language)
+        return Strip("problem", cause, said(top.summary, language), note, top.confidence, top.since_ns)
+    if pair.baseline == "warming" and diagnosis.output_pct is None:
+        return Strip("unknown", say("dashboard.strip.learning", language), headline)
+    if diagnosis.output_pct is not None and diagnosis.output_pct < LOW_OUTPUT_PCT:
+        return Strip("warning", say("dashboard.strip.below", language), headline)
+    return Strip("good", say("dashboard.strip.healthy", language), headline)
+
+
+def down_words(view: View, pair: PairNow) -> str:
+    """How the engine ended, from its newest restart event: `code` is its return code, negative for a signal."""
+    language, engine, event = view.selection.language, pair.key.engine, pair.restart
+    if event is None:
+        return say("dashboard.strip.not_answering", language, engine=engine)
+    when = moment_near(event.time_ns, view.now_ns, view.selection.offset_s)
+    code = event.fields.get("code")
+    if not isinstance(code, int):
+        return say("dashboard.strip.restarting", language, engine=engine, when=when)
+    if code < 0:
+        name = f"{-code}"
+        if -code in {number_.value for number_ in signal.Signals}:
+            name = f"{-code} ({signal.Signals(-code).name})"
+        return say("dashboard.strip.restarting_signal", language, engine=engine, signal=name, when=when)
+    return say("dashboard.strip.restarting_exit", language, engine=engine, code=code, when=when)
+
+
+def strip(view: View, stale_s: float) -> Any:
+    """The strip as components; an empty one when there is nobody to speak about."""
+    words = strip_of(view, stale_s)
+    pair = view.pair
+    if words is None or pair is None:
+        return []
+    language, offset_s = view.selection.language, view.selection.offset_s
+    who = " · ".join(part for part in (pair.key.node, pair.key.engine, _since(words, view, offset_s)) if part)
+    right = [_pair_numbers(pair, language, fresh=words.tone != "unknown" or pair.age_s(view.now_ns) <= stale_s)]
+    if words.confidence is not None:
+        text = say("dashboard.strip.confidence", language, confidence=words.confidence)
+        right.append(html.Span(text, className="strip-confidence"))
+    return html.Div(
+        [
+            html.Span(words.badge, className="strip-badge"),
+            html.Div(
+                [
+                    html.Span(words.text, className="strip-text"),
+                    html.Span(who, className="strip-who"),
+                    html.Span(words.note, className="strip-note") if words.note else None,
+                ],
+                className="strip-words",
+            ),
+            html.Div(right, className="strip-right"),
+        ],
+        className=f"strip strip-{words.tone}",
+    )
+
+
+def _since(words: Strip, view: View, offset_s: int) -> str:
+    if words.since_ns is None:
+        return ""
+    language = view.selection.language
+    return say(
+        "dashboard.strip.since",
+        language,
+        when=moment_near(words.since_ns, view.now_ns, offset_s),
+        duration=duration((view.now_ns - words.since_ns) / SECOND_NS, language),
+    )
+
+
+def _pair_numbers(pair: PairNow, language: str, *, fresh: bool) -> Any:
+    """The pair itself, in two numbers."""
+    effort = say(f"dashboard.strip.stayed_{'gpu' if pair.effort == 'gpu' else 'cpu'}", language)
+    sides = (
+        ("tokens", say("dashboard.strip.fell", language), pair.output_pct),
+        ("util", effort, pair.util_pct),
+    )
+    return html.Div(
+        [
+            html.Span(
+                [html.B(number(value if fresh else None, "%")), html.Small(label)], className=f"yield yield-{role}"
+            )
+            for role, label, value in sides
+        ],
+        className="yields",
+    )
