@@ -10,6 +10,7 @@ from typing import Any
 
 import waitress
 from dash import ClientsideFunction, Dash, Input
+from waitress import wasyncore
 
 from dashboard.page import skeleton
 from dashboard.server import LOOPBACK, add_routes, compress, guard
@@ -91,39 +92,48 @@ def run(settings: DashboardSettings) -> int:
     except StoreError as error:
         return _refuse(say("dashboard.start.store_unusable", language, reason=error))
     try:
-        server = waitress.create_server(
-            create_app(store, settings).server,
-            host=settings.host,
-            port=settings.port,
-            threads=settings.threads,
-            max_request_body_size=settings.body_limit_bytes,
-            max_request_header_size=16_384,
-            connection_limit=200,
-            channel_timeout=60,
-            ident=None,
-        )
-    except OSError as error:
+        server, sockets = listen(create_app(store, settings), settings)
+    except (OSError, ValueError) as error:  # ValueError: a host name that has no address
         store.close()
-        reason = error.strerror or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         return _refuse(
             say("dashboard.start.port_taken", language, host=settings.host, port=settings.port, reason=reason)
         )
     stopping = stop_event()
-    serving = threading.Thread(target=server.run, name="serving", daemon=True)
-    serving.start()
     status = say("dashboard.start.serving", language, host=settings.host, port=settings.port)
     notify(READY="1", STATUS=status)
     log.info(status)
-    while not stopping.wait(1.0):
-        if not serving.is_alive():
-            log.error("dashboard: the server ended by itself")
-            return 1
+    serve(server, sockets, stopping)
     notify(STOPPING="1")
-    server.task_dispatcher.shutdown(timeout=1.5)  # answers that are under way get their chance
-    server.close()
-    serving.join(0.5)
     store.close()
     return 0
+
+
+def listen(app: Any, settings: DashboardSettings) -> tuple[Any, dict[int, Any]]:
+    """The server and its sockets, bound and ready to be served. OSError when the port can't be had."""
+    sockets: dict[int, Any] = {}
+    server = waitress.create_server(
+        app.server,
+        map=sockets,
+        host=settings.host,
+        port=settings.port,
+        threads=settings.threads,
+        max_request_body_size=settings.body_limit_bytes,
+        max_request_header_size=16_384,
+        connection_limit=200,
+        channel_timeout=60,
+        ident=None,
+    )
+    return server, sockets
+
+
+def serve(server: Any, sockets: dict[int, Any], stopping: threading.Event) -> None:
+    """Answer until `stopping`; answers that are then under way get their chance. In one thread, so that nothing is closed under it."""
+    while not stopping.is_set():
+        wasyncore.loop(timeout=0.3, use_poll=True, map=sockets, count=1)
+    server.task_dispatcher.shutdown(timeout=1.5)
+    for socket in list(sockets.values()):
+        socket.close()
 
 
 def _refuse(reason: str) -> int:

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import waitress
 
-from dashboard.app import create_app
+from dashboard.app import create_app, listen
+from dashboard.app import serve as serve_until
 from dashboard.settings import DashboardSettings
 from telemetry import catalogue
 from telemetry.sample import Sample
@@ -61,21 +61,22 @@ class Served:
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
     """serve(samples, **settings) -> a page on a free loopback port over a store of its own."""
-    running: list[tuple[Any, Store]] = []
+    stopping = threading.Event()
+    running: list[tuple[threading.Thread, Store]] = []
 
     def start(samples: list[Sample], **options: Any) -> Served:
         store = open_store(f"sqlite://{tmp_path_factory.mktemp('store') / 'store.db'}")
         write(store, samples)
         settings = DashboardSettings(port=0, **options)
-        app = create_app(store, settings)
-        server = waitress.create_server(app.server, host="127.0.0.1", port=0, threads=8)
-        threading.Thread(target=server.run, daemon=True).start()
-        running.append((server, store))
+        server, sockets = listen(create_app(store, settings), settings)
+        running.append((threading.Thread(target=serve_until, args=(server, sockets, stopping)), store))
+        running[-1][0].start()
         return Served(f"http://127.0.0.1:{server.effective_port}", store, settings)
 
     yield start
-    for server, store in running:
-        server.close()
+    stopping.set()
+    for thread, store in running:
+        thread.join()
         store.close()
 
 
