@@ -146,7 +146,7 @@ def test_all_engines_of_a_node_are_one_incident() -> None:
                 ),
             ),
             d.headline,
-        )  # noqa: E501
+        )
         for d in many
     ]
     run = Run()
