@@ -20,7 +20,7 @@ def _longer_but_fewer(wrong: Conditions, strength: float, _age_s: float, _target
 
 def _long_answers(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
     for engine in wrong.engines:
-        engine.output = 1 + 2.5 * strength
+        engine.output = 1 + 1.3 * strength
 
 
 def _longer_answers_but_fewer(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:

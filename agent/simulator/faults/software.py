@@ -6,7 +6,7 @@ from agent.simulator.conditions import Conditions
 from agent.simulator.faults.fault import Fault, Happening, Target
 
 RESTART_S = 12.0
-WARM_UP_S = 420.0
+WARM_UP_S = 300.0
 
 
 def _restarted(wrong: Conditions, age_s: float, version: str | None = None, config: str | None = None) -> None:
@@ -39,7 +39,7 @@ def _same_batch(wrong: Conditions, _strength: float, age_s: float, _target: Targ
 def _long_warm_up(wrong: Conditions, _strength: float, age_s: float, _target: Target) -> None:
     _restarted(wrong, age_s)
     for engine in wrong.engines:
-        engine.step_scale = 1 + 1.2 * max(0.0, 1 - age_s / WARM_UP_S)
+        engine.step_scale = 1 + 2.0 * max(0.0, 1 - age_s / WARM_UP_S)
 
 
 def _warm_at_once(wrong: Conditions, _strength: float, age_s: float, _target: Target) -> None:
