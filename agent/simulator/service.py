@@ -112,7 +112,7 @@ def _backfill(run: _Run, fleet: Fleet, history_s: float) -> bool:
         handed += len(samples)
         if handed >= DRAIN_EVERY_SAMPLES:
             handed = 0
-            run.spool.wait_durable(ticket, 5.0)
+            run.spool.wait_durable(ticket, 1.0)
         percent = int(100 * fleet.elapsed_s / (fleet.elapsed_s + behind_s))
         if percent >= told + 5:
             told = percent
