@@ -7,7 +7,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from engine.request import Sampling
 from engine.settings import EngineSettings
@@ -171,7 +171,7 @@ def _stop(body: Body, settings: EngineSettings) -> tuple[str, ...]:
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+    if not isinstance(stops, list) or not all(_is_text(stop) and stop for stop in stops):
         raise BadRequest("stop", "stop must be a string or a list of strings, none of them empty")
     if len(stops) > settings.max_stops:
         raise BadRequest("stop", f"stop has {len(stops)} strings: at most {settings.max_stops} are allowed")
@@ -182,7 +182,7 @@ def _stop(body: Body, settings: EngineSettings) -> tuple[str, ...]:
 
 def _prompts(body: Body, settings: EngineSettings) -> tuple[str | tuple[int, ...], ...]:
     value = body.get("prompt")
-    if isinstance(value, str):
+    if _is_text(value):
         return (value,)
     if not isinstance(value, list) or not value:
         raise BadRequest(
@@ -192,7 +192,7 @@ def _prompts(body: Body, settings: EngineSettings) -> tuple[str | tuple[int, ...
         return (tuple(value),)
     prompts: list[str | tuple[int, ...]] = []
     for item in value:
-        if isinstance(item, str):
+        if _is_text(item):
             prompts.append(item)
         elif isinstance(item, list) and item and all(_is_token(token) for token in item):
             prompts.append(tuple(item))
@@ -201,6 +201,11 @@ def _prompts(body: Body, settings: EngineSettings) -> tuple[str | tuple[int, ...
     if len(prompts) > settings.max_choices:
         raise BadRequest("prompt", f"prompt has {len(prompts)} entries: at most {settings.max_choices} are allowed")
     return tuple(prompts)
+
+
+def _is_text(item: object) -> TypeGuard[str]:
+    """Whether it is a string that can be written as UTF-8: JSON can spell half of a surrogate pair, which is no text."""
+    return isinstance(item, str) and not any("\ud800" <= letter <= "\udfff" for letter in item)
 
 
 def _is_token(item: object) -> bool:
@@ -218,12 +223,12 @@ def _message(item: object, where: str) -> Body:
     if not isinstance(item, dict):
         raise BadRequest("messages", f"{where} must be an object")
     role, content = item.get("role"), item.get("content")
-    if not isinstance(role, str) or not role:
+    if not _is_text(role) or not role:
         raise BadRequest("messages", f"{where}.role must be a string")
     if isinstance(content, list):
-        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
+        if not all(isinstance(p, dict) and p.get("type") == "text" and _is_text(p.get("text")) for p in content):
             raise BadRequest("messages", f"{where}.content may hold text parts only")
         content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
+    if not _is_text(content):
         raise BadRequest("messages", f"{where}.content must be a text")
     return {"role": role, "content": content}

@@ -74,7 +74,7 @@ class Endpoints:
                 Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
             ],
-            exception_handlers={404: _not_found, 405: _wrong_method},
+            exception_handlers={404: _not_found, 405: _wrong_method, Exception: _defect},
         )
 
     async def health(self, _request: Request) -> Response:
@@ -157,6 +157,10 @@ async def _not_found(request: Request, _error: Exception) -> Response:
 
 async def _wrong_method(request: Request, _error: Exception) -> Response:
     return json_response(405, error_body(405, f"{request.url.path} does not take {request.method}"))
+
+
+async def _defect(_request: Request, error: Exception) -> Response:
+    return json_response(500, error_body(500, f"a defect of this server: {type(error).__name__}"))
 
 
 class _Protocol(H11Protocol):
@@ -281,8 +285,9 @@ def _complain(line: str) -> None:
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. OSError when the address can't be had."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listening = socket.socket(family, kind)
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # The protocol must be named: asyncio sets TCP_NODELAY only then, and without it each answer takes 40 ms longer.
+    listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it

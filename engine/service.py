@@ -158,9 +158,8 @@ class EngineService:
             raise NotServing(503, "the server is stopping")
         if self._loop is None:
             raise NotServing(503, f"the model is loading: {self.stage} {100 * self.progress:.0f} %")
-        queued = max(0, len(self._tickets) - self.settings.max_seqs)
-        if queued + wanted > self.settings.max_waiting + self.settings.max_seqs:
-            raise NotServing(429, f"{queued} requests are waiting already; try again later")
+        if len(self._tickets) + wanted > self.settings.max_seqs + self.settings.max_waiting:
+            raise NotServing(429, f"{len(self._tickets)} requests run or wait already; try again later")
 
     def open(self, prompt: Sequence[int], sampling: Sampling, arrived_s: float, paced: bool) -> Ticket:
         """Hand a request to the engine. Close the ticket in any case."""
