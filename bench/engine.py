@@ -1,0 +1,215 @@
+"""Tokens/s of this engine beside transformers' generate: same weights, same process, same cores, runs taken in turns.
+
+python bench/engine.py
+python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
+"""
+
+# ruff: noqa: E402 -- OpenMP reads its settings when torch is imported, so they come first
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engine.threads import calm_openmp, usable_cores
+
+calm_openmp()
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+
+from engine.assembly import Assembled, assemble
+from engine.checkpoints.find import find_model
+from engine.detokenizer import TextStream
+from engine.request import Request, Sampling
+from engine.settings import DEFAULT_MODEL, EngineSettings
+
+PROMPT = "The history of computing begins with a simple question"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. Rates are output tokens/s over all streams, prefill included; median of the repeats."""
+
+    streams: int
+    engine: float
+    transformers: float
+    ratio: float  # median of the pairwise ratios
+    engine_spread: tuple[float, float]
+    transformers_spread: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    cpu: str
+    cores: int
+    device: str
+    torch: str
+    transformers: str
+    openmp_spin: str
+    load_before: float
+    load_after: float
+    prompt_tokens: int
+    output_tokens: int
+    repeats: int
+
+
+def main() -> int:
+    wanted = _arguments()
+    path = find_model(wanted.model)
+    load_before = os.getloadavg()[0]
+    say = (lambda line: print(line, file=sys.stderr)) if wanted.json else print
+    say(f"loading {wanted.model} twice ...")
+    settings = EngineSettings(model=wanted.model, max_seqs=max(wanted.streams), kv_blocks=wanted.kv_blocks)
+    assembled = assemble(settings, lambda stage, done: None, lambda line: say(f"  {line}"))
+    reference = _reference(path)
+    prompt = assembled.tokenizer.encode(PROMPT)
+    ours = {n: _engine_run(assembled, prompt, n, wanted.tokens) for n in wanted.streams}
+    theirs = {n: _transformers_run(reference, prompt, n, wanted.tokens) for n in wanted.streams}
+    rows = [_measure(n, ours[n], theirs[n], wanted.repeats, wanted.tokens, say) for n in wanted.streams]
+    conditions = Conditions(
+        cpu=_cpu_name(),
+        cores=usable_cores(),
+        device=str(assembled_device(assembled)),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        openmp_spin=os.environ.get("GOMP_SPINCOUNT") or os.environ.get("OMP_WAIT_POLICY") or "default",
+        load_before=load_before,
+        load_after=os.getloadavg()[0],
+        prompt_tokens=len(prompt),
+        output_tokens=wanted.tokens,
+        repeats=wanted.repeats,
+    )
+    if wanted.json:
+        print(json.dumps({"conditions": asdict(conditions), "rows": [asdict(row) for row in rows]}, indent=2))
+    else:
+        _print_table(conditions, rows)
+    return 0 if all(row.ratio > 1 for row in rows) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="built-in name, .gguf file or folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--streams", default="1,4,8,16", type=lambda text: [int(n) for n in text.split(",")], help="default: 1,4,8,16"
+    )
+    parser.add_argument("--tokens", default=64, type=int, help="output tokens of each stream (default: %(default)s)")
+    parser.add_argument("--repeats", default=3, type=int, help="runs of each kind, in turns (default: %(default)s)")
+    parser.add_argument("--kv-blocks", default=1024, type=int, help="KV blocks of the engine (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    return parser.parse_args()
+
+
+def _reference(path: Path) -> transformers.PreTrainedModel:
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    where, extra = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    return transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **extra).eval()
+
+
+def assembled_device(assembled: Assembled) -> torch.device:
+    device: torch.device = assembled.engine._runner.decoder.embedding.device  # type: ignore[attr-defined]
+    return device
+
+
+def _engine_run(assembled: Assembled, prompt: list[int], streams: int, tokens: int) -> Callable[[], float]:
+    """Through the scheduler and with text made, as the server would; greedy."""
+
+    def run() -> float:
+        engine = assembled.engine
+        began = time.perf_counter()
+        for number in range(streams):
+            text = TextStream(assembled.tokenizer.inner, prompt)
+            sampling = Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            engine.add(Request(f"bench-{number}", prompt, sampling, time.monotonic(), text))
+        while engine.has_work:
+            engine.step()
+        return time.perf_counter() - began
+
+    return run
+
+
+def _transformers_run(
+    model: transformers.PreTrainedModel, prompt: list[int], streams: int, tokens: int
+) -> Callable[[], float]:
+    """A static batch through generate, greedy, on all cores: its own best case, as every stream has the same length."""
+    ids = torch.tensor([prompt] * streams)
+    mask = torch.ones_like(ids)
+    beyond = model.config.vocab_size + 1  # no end token: every stream runs its full length
+
+    def run() -> float:
+        torch.set_num_threads(usable_cores())
+        began = time.perf_counter()
+        with torch.inference_mode():
+            out = model.generate(  # type: ignore[operator]
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, eos_token_id=beyond, pad_token_id=0
+            )
+        assert out.shape[1] == len(prompt) + tokens
+        return time.perf_counter() - began
+
+    return run
+
+
+def _measure(
+    streams: int,
+    ours: Callable[[], float],
+    theirs: Callable[[], float],
+    repeats: int,
+    tokens: int,
+    say: Callable[[str], None],
+) -> Row:
+    ours(), theirs()  # first times don't count
+    seconds = [(ours(), theirs()) for _ in range(repeats)]
+    total = streams * tokens
+    engine = [total / mine for mine, _ in seconds]
+    other = [total / its for _, its in seconds]
+    say(f"  {streams} streams done")
+    return Row(
+        streams,
+        statistics.median(engine),
+        statistics.median(other),
+        statistics.median(its / mine for mine, its in seconds),
+        (min(engine), max(engine)),
+        (min(other), max(other)),
+    )
+
+
+def _print_table(conditions: Conditions, rows: Sequence[Row]) -> None:
+    c = conditions
+    print(f"\n{c.cpu}, {c.cores} cores, {c.device}; torch {c.torch}, transformers {c.transformers}, float32")
+    print(
+        f"{c.prompt_tokens} prompt and {c.output_tokens} output tokens a stream; median of {c.repeats} (lowest..highest); "
+        f"load {c.load_before:.1f} before, {c.load_after:.1f} after; OpenMP spin {c.openmp_spin}\n"
+    )
+    print(f"{'streams':>7}  {'engine tok/s':>24}  {'transformers tok/s':>24}  {'ratio':>6}")
+    for row in rows:
+        mine = f"{row.engine:.1f} ({row.engine_spread[0]:.0f}..{row.engine_spread[1]:.0f})"
+        its = f"{row.transformers:.1f} ({row.transformers_spread[0]:.0f}..{row.transformers_spread[1]:.0f})"
+        print(f"{row.streams:>7}  {mine:>24}  {its:>24}  {row.ratio:>5.2f}x")
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
