@@ -1,0 +1,205 @@
+"""The one configuration: gathered from command line, environment and file, checked, and handed down to the parts' own settings.
+
+Precedence: command line, then environment (PAIRSCOPE_SECTION__KEY), then file (TOML or JSON), then each part's defaults.
+A key `x_file` names a file that holds the value of `x`, so that no secret need stand in the configuration itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import socket
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from telemetry.messages import LANGUAGES, say, terminal_language
+
+Settings = TypeVar("Settings")
+Section = dict[str, Any]
+
+SECTIONS = ("node", "agent", "engine", "triage", "dashboard", "traffic", "simulator")
+TOP_LEVEL = ("state_dir", "store", "language", *SECTIONS)
+NODE_KEYS = ("name", "rack", "circuit", "cluster")
+SECRET_KEYS = ("webhook_url", "webhook_secret", "token", "password", "store")
+SECRET_FILE_LIMIT_BYTES = 65536
+
+
+class ConfigError(Exception):
+    """A user's mistake in the configuration. The message is one line: where it stands, what is wrong, and the remedy."""
+
+
+class _Environment(BaseSettings):
+    """What the environment says; pydantic-settings does the nesting (PAIRSCOPE_NODE__RACK)."""
+
+    model_config = SettingsConfigDict(env_prefix="PAIRSCOPE_", env_nested_delimiter="__", extra="ignore")
+
+    state_dir: str | None = None
+    store: str | None = None
+    language: str | None = None
+    node: Section = {}
+    agent: Section = {}
+    engine: Section = {}
+    triage: Section = {}
+    dashboard: Section = {}
+    traffic: Section = {}
+    simulator: Section = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (env_settings,)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What was gathered. `sections` are still plain; `settings` turns one into its part's dataclass."""
+
+    state_dir: Path
+    store_url: str
+    language: str
+    sections: Mapping[str, Section] = field(default_factory=dict)
+
+    @property
+    def node(self) -> str:
+        return str(self.sections["node"].get("name") or socket.gethostname())
+
+    @property
+    def place(self) -> dict[str, str]:
+        """rack, circuit and cluster, where given."""
+        return {key: str(self.sections["node"][key]) for key in NODE_KEYS[1:] if self.sections["node"].get(key)}
+
+
+def gather(path: Path | None, overrides: Mapping[str, Any], language: str | None = None) -> Configuration:
+    """Read and merge all sources. `overrides` has the shape of the file and wins. ConfigError for anything unusable."""
+    spoken = language or terminal_language()
+    merged: dict[str, Any] = {}
+    for source in (_read_file(path, spoken) if path else {}, _environment(spoken), overrides):
+        for key, value in source.items():
+            if value is None:
+                continue
+            if isinstance(value, Mapping):
+                merged[key] = {**merged.get(key, {}), **{k: v for k, v in value.items() if v is not None}}
+            else:
+                merged[key] = value
+    where = str(path) if path else say("pairscope.config.here", spoken)
+    _refuse_unknown(merged, TOP_LEVEL, where, spoken)
+    for section in SECTIONS:
+        if not isinstance(merged.setdefault(section, {}), dict):
+            raise ConfigError(say("pairscope.config.not_a_table", spoken, where=where, key=section))
+    _refuse_unknown(merged["node"], NODE_KEYS, f"{where} [node]", spoken)
+    chosen = str(merged.get("language") or spoken)
+    if chosen not in LANGUAGES:
+        raise ConfigError(say("pairscope.config.language", spoken, where=where, value=chosen))
+    state_dir = Path(str(merged.get("state_dir") or default_state_dir())).expanduser().absolute()
+    store_url = str(merged.get("store") or f"sqlite://{state_dir / 'store.db'}")
+    return Configuration(state_dir, store_url, chosen, {section: dict(merged[section]) for section in SECTIONS})
+
+
+def default_state_dir() -> Path:
+    """systemd's StateDirectory, else the user's state folder (XDG)."""
+    given = os.environ.get("STATE_DIRECTORY")
+    if given:
+        return Path(given.split(":", 1)[0])
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "pairscope"
+
+
+def settings(configuration: Configuration, section: str, kind: type[Settings], **given: object) -> Settings:
+    """The part's settings dataclass from its section; `given` are the shared values, which the section can't set.
+
+    ConfigError names an unknown key with its nearest match, or a value of the wrong type.
+    """
+    spoken = configuration.language
+    raw = dict(configuration.sections[section])
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in given]  # type: ignore[arg-type]
+    for key in [
+        key for key in raw if key.endswith("_file") and key not in names and key.removesuffix("_file") in names
+    ]:
+        raw[key.removesuffix("_file")] = _read_secret(Path(str(raw.pop(key))), f"[{section}] {key}", spoken)
+    _refuse_unknown(raw, names, f"[{section}]", spoken)
+    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    for key, value in raw.items():
+        # a table inside a section (an engine of [[agent.engines]]): the same check of its keys
+        for inner in _dataclasses_in(hints[key]):
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(item, Mapping):
+                    _refuse_unknown(item, [f.name for f in dataclasses.fields(inner)], f"[{section}.{key}]", spoken)
+    try:
+        return TypeAdapter(kind).validate_python({**raw, **{k: v for k, v in given.items() if k in known}})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            say("pairscope.config.value", spoken, where=f"[{section}] {key}", reason=first["msg"])
+        ) from None
+    except ValueError as error:
+        raise ConfigError(say("pairscope.config.value", spoken, where=f"[{section}]", reason=error)) from None
+
+
+def redacted(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section as it may be shown: secrets are replaced by stars."""
+    return {key: "***" if key in SECRET_KEYS and value else value for key, value in section.items()}
+
+
+def _dataclasses_in(hint: object) -> list[type]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return [hint]
+    return [found for inner in typing.get_args(hint) for found in _dataclasses_in(inner)]
+
+
+def _environment(language: str) -> dict[str, Any]:
+    try:
+        return _Environment().model_dump(exclude_defaults=True)
+    except (ValueError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(say("pairscope.config.environment", language, reason=reason)) from None
+
+
+def _read_file(path: Path, language: str) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8")
+        loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(say("pairscope.config.unreadable", language, path=path, reason=error.strerror)) from None
+    except ValueError as error:  # TOMLDecodeError, JSONDecodeError and UnicodeDecodeError are all ValueErrors
+        raise ConfigError(say("pairscope.config.syntax", language, path=path, reason=error)) from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(say("pairscope.config.not_a_table", language, where=path, key="."))
+    return loaded
+
+
+def _read_secret(path: Path, where: str, language: str) -> str:
+    try:
+        if path.stat().st_size > SECRET_FILE_LIMIT_BYTES:
+            raise ConfigError(say("pairscope.config.value", language, where=where, reason=f"{path}: > 64 KiB"))
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(say("pairscope.config.unreadable", language, path=f"{where}: {path}", reason=error)) from None
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: typing.Sequence[str], where: str, language: str) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = (
+                say("pairscope.config.did_you_mean", language, near=near[0])
+                if near
+                else say("pairscope.config.known", language, keys=", ".join(sorted(known)))
+            )
+            raise ConfigError(say("pairscope.config.unknown", language, where=where, key=key, hint=hint))

@@ -1,0 +1,88 @@
+"""The configuration: who wins, and that a mistake costs one clear line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pairscope.config import ConfigError, gather, redacted, settings
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    name: str
+    gpus: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    store_url: str
+    port: int = 1
+    interval_s: float = 1.0
+    webhook_url: str | None = None
+    engines: tuple[Inner, ...] = ()
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PAIRSCOPE_LANG", "en")
+    monkeypatch.setenv("PAIRSCOPE_STATE_DIR", str(tmp_path))
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "pairscope.toml"
+    path.write_text(text)
+    return path
+
+
+def test_command_line_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "[agent]\nport = 2\ninterval_s = 2\n")
+    assert settings(gather(path, {}), "agent", Part, store_url="s") == Part("s", 2, 2.0)
+    monkeypatch.setenv("PAIRSCOPE_AGENT__PORT", "3")
+    assert settings(gather(path, {}), "agent", Part, store_url="s").port == 3
+    assert settings(gather(path, {"agent": {"port": 4}}), "agent", Part, store_url="s") == Part("s", 4, 2.0)
+    assert settings(gather(None, {"agent": {"port": None}}), "agent", Part, store_url="s").port == 3
+
+
+def test_the_store_follows_the_state_folder(tmp_path: Path) -> None:
+    assert gather(None, {}).store_url == f"sqlite://{tmp_path}/store.db"
+    assert gather(None, {"store": "influxdb://h:8086/d"}).store_url == "influxdb://h:8086/d"
+
+
+def test_tables_inside_a_section_become_their_dataclass(tmp_path: Path) -> None:
+    path = write(tmp_path, '[[agent.engines]]\nname = "a"\ngpus = "0+1"\n')
+    assert settings(gather(path, {}), "agent", Part, store_url="s").engines == (Inner("a", "0+1"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[agent]\nprot = 2\n", "[agent]: unknown key 'prot'. Did you mean port?"),
+        ("[agnet]\nport = 2\n", "unknown key 'agnet'. Did you mean agent?"),
+        ('[agent]\nport = "many"\n', "[agent] port: Input should be a valid integer"),
+        ('[agent]\nengines = [{name = "a", gpu = "0"}]\n', "[agent.engines]: unknown key 'gpu'. Did you mean gpus?"),
+        ("[agent\n", "pairscope.toml: "),
+        ("agent = 3\n", "agent must be a table"),
+        ('language = "fr"\n', "language 'fr' is not known"),
+        ("[agent]\nwebhook_url_file = '/nonexistent'\n", "[agent] webhook_url_file: /nonexistent can't be read"),
+    ],
+)
+def test_a_mistake_costs_one_line_that_names_the_place(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        settings(gather(path, {}), "agent", Part, store_url="s")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_secret_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
+    secret = tmp_path / "hook"
+    secret.write_text("https://hooks.example/abc\n")
+    path = write(tmp_path, f"[agent]\nwebhook_url_file = '{secret}'\n")
+    made = settings(gather(path, {}), "agent", Part, store_url="s")
+    assert made.webhook_url == "https://hooks.example/abc"
+    assert "abc" not in str(redacted({"webhook_url": made.webhook_url, "port": 1}))
