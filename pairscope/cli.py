@@ -1,5 +1,367 @@
-"""The command line."""
+"""The command line: what a person types, turned into settings and handed to a part. Nothing is measured or judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agent import daemon
+from agent.settings import AgentSettings
+from agent.simulator import service as simulation
+from agent.simulator.settings import SimulatorSettings
+from dashboard.settings import DashboardSettings
+from engine.settings import EngineSettings
+from pairscope import __version__, traffic, up
+from pairscope.config import SECTIONS, ConfigError, Configuration, gather, redacted, settings
+from pairscope.judge import judge_live, judge_recording, print_diagnoses
+from pairscope.plan import plan_up
+from pairscope.traffic import TrafficSettings
+from rules import service as triage_service
+from rules.settings import TriageSettings
+from rules.verdict import verdict_json
+from telemetry.messages import LANGUAGES, say, terminal_language
+from telemetry.process import die_with_parent
+from telemetry.store import StoreError
+
+SPOKEN = terminal_language()
+
+
+def t(key: str, **values: object) -> str:
+    return say(f"pairscope.cli.{key}", SPOKEN, **values)
+
+
+app = typer.Typer(
+    name="pairscope",
+    help=t("about"),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=t("config"))]
+StateOption = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help=t("state_dir"))]
+StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help=t("store"))]
+LangOption = Annotated[str | None, typer.Option("--lang", metavar="|".join(LANGUAGES), help=t("lang"))]
+JsonOption = Annotated[bool, typer.Option("--json", help=t("json"))]
+
+
+class Refused(Exception):
+    """A user's mistake: one line, exit 2."""
+
+
+@contextmanager
+def one_line_for_mistakes() -> Iterator[None]:
+    """Every user's mistake ends as one line on stderr and exit 2; a broken pipe ends silently."""
+    try:
+        yield
+    except (ConfigError, up.CannotStart, StoreError, Refused) as error:
+        Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it on exit
+        raise typer.Exit(0) from None
+
+
+def overrides(*, state_dir: Path | None, store: str | None, lang: str | None, **sections: dict[str, Any]) -> dict[str, Any]:
+    return {"state_dir": str(state_dir) if state_dir else None, "store": store, "language": lang, **sections}
+
+
+def shared(configuration: Configuration) -> dict[str, object]:
+    """What every part gets from the top of the configuration."""
+    return {
+        "store_url": configuration.store_url,
+        "state_dir": configuration.state_dir,
+        "language": configuration.language,
+        "node": configuration.node,
+        **configuration.place,
+    }
+
+
+@app.callback()
+def before_each() -> None:
+    parent = os.environ.get("PAIRSCOPE_PARENT_PID")
+    if parent:
+        die_with_parent()
+        if os.getppid() != int(parent):  # it died before we could ask
+            raise typer.Exit(0)
+
+
+@app.command("up", help=t("up.about"))
+def up_command(
+    simulate: Annotated[str | None, typer.Option(metavar="NODESxGPUS", help=t("up.simulate"))] = None,
+    fault: Annotated[str | None, typer.Option(metavar="NAME", help=t("up.fault"))] = None,
+    send_traffic: Annotated[bool, typer.Option("--traffic/--no-traffic", help=t("up.traffic"))] = True,
+    host_engine: Annotated[bool, typer.Option("--engine/--no-engine", help=t("up.engine"))] = True,
+    model: Annotated[str | None, typer.Option(metavar="DIR|FILE|NAME", help=t("model"))] = None,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help=t("up.webhook"))] = None,
+    dashboard_port: Annotated[int | None, typer.Option(help=t("up.port", part="dashboard"))] = None,
+    engine_port: Annotated[int | None, typer.Option(help=t("up.port", part="engine"))] = None,
+    agent_port: Annotated[int | None, typer.Option(help=t("up.port", part="agent"))] = None,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(
+            config,
+            overrides(
+                state_dir=state_dir,
+                store=store,
+                lang=lang,
+                engine={"model": model, "port": engine_port},
+                agent={"port": agent_port},
+                dashboard={"port": dashboard_port},
+                triage={"webhook_url": webhook},
+            ),
+            lang,
+        )
+        if fault and not simulate:
+            raise Refused(t("up.fault_needs_simulate"))
+        if simulate:
+            fleet_size(simulate)
+        plan = plan_up(
+            configuration, host_engine=host_engine, send_traffic=send_traffic, simulate=simulate or "", fault=fault
+        )
+        raise typer.Exit(up.run(plan, Console(highlight=False, soft_wrap=True)))
+
+
+@app.command("agent", help=t("agent.about"))
+def agent_command(
+    once: Annotated[bool, typer.Option("--once", help=t("agent.once"))] = False,
+    as_json: JsonOption = False,
+    node: Annotated[str | None, typer.Option(help=t("agent.node"))] = None,
+    engine_url: Annotated[list[str] | None, typer.Option(metavar="URL", help=t("agent.engine_url"))] = None,
+    port: Annotated[int | None, typer.Option(help=t("agent.port"))] = None,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        engines = [{"name": f"engine-{i}", "url": url} for i, url in enumerate(engine_url or [], 1)] or None
+        configuration = gather(
+            config,
+            overrides(
+                state_dir=state_dir, store=store, lang=lang, node={"name": node}, agent={"port": port, "engines": engines}
+            ),
+            lang,
+        )
+        made = settings(configuration, "agent", AgentSettings, **shared(configuration))
+        if not once:
+            raise typer.Exit(daemon.run(made))
+        samples = daemon.once(made)
+        if as_json:
+            for sample in samples:
+                print(json.dumps({"measurement": sample.measurement, "time_ns": sample.time_ns, "tags": dict(sample.tags), "fields": dict(sample.fields)}, ensure_ascii=False))
+            return
+        table = Table("measurement", "tags", "field", "value", box=None, header_style="bold")
+        for sample in samples:
+            tags = " ".join(f"{key}={value}" for key, value in sample.tags.items() if key != "node")
+            for i, (name, value) in enumerate(sample.fields.items()):
+                shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+                table.add_row(sample.measurement if i == 0 else "", tags if i == 0 else "", name, shown)
+        Console(highlight=False).print(table)
+
+
+@app.command("engine", help=t("engine.about"))
+def engine_command(
+    model: Annotated[str | None, typer.Option(metavar="DIR|FILE|NAME", help=t("model"))] = None,
+    host: Annotated[str | None, typer.Option(help=t("engine.host"))] = None,
+    port: Annotated[int | None, typer.Option(help=t("engine.port"))] = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(
+            config,
+            overrides(state_dir=None, store=None, lang=lang, engine={"model": model, "host": host, "port": port}),
+            lang,
+        )
+        made = settings(configuration, "engine", EngineSettings, **shared(configuration))
+        try:
+            from engine import server
+        except ModuleNotFoundError as error:
+            raise Refused(t("extra_missing", module=error.name, extra="engine")) from None
+        raise typer.Exit(server.run(made))
+
+
+@app.command("triage", help=t("triage.about"))
+def triage_command(
+    recording: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=t("triage.file"))] = None,
+    serve: Annotated[bool, typer.Option("--serve", help=t("triage.serve"))] = False,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help=t("triage.at"))] = None,
+    as_json: JsonOption = False,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help=t("up.webhook"))] = None,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(
+            config, overrides(state_dir=state_dir, store=store, lang=lang, triage={"webhook_url": webhook}), lang
+        )
+        made = settings(configuration, "triage", TriageSettings, **shared(configuration))
+        if serve:
+            if recording or at:
+                raise Refused(t("triage.serve_alone"))
+            raise typer.Exit(triage_service.run(made))
+        at_ns = None if at is None else moment(at)
+        diagnoses = judge_recording(recording, at_ns, made) if recording else judge_live(configuration.store_url, at_ns, made)
+        if as_json:
+            verdicts = [entry for diagnosis in diagnoses for entry in verdict_json(diagnosis, configuration.language)]
+            verdicts.sort(key=lambda entry: -float(str(entry["confidence"])))
+            print(json.dumps(verdicts, ensure_ascii=False, indent=1))
+        else:
+            print_diagnoses(diagnoses, Console(highlight=False), configuration.language)
+        raise typer.Exit(1 if any(diagnosis.verdicts for diagnosis in diagnoses) else 0)
+
+
+@app.command("dashboard", help=t("dashboard.about"))
+def dashboard_command(
+    host: Annotated[str | None, typer.Option(help=t("dashboard.host"))] = None,
+    port: Annotated[int | None, typer.Option(help=t("dashboard.port"))] = None,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(
+            config,
+            overrides(state_dir=state_dir, store=store, lang=lang, dashboard={"host": host, "port": port}),
+            lang,
+        )
+        made = settings(configuration, "dashboard", DashboardSettings, **shared(configuration))
+        try:
+            from dashboard import app as dashboard_app
+        except ModuleNotFoundError as error:
+            raise Refused(t("extra_missing", module=error.name, extra="dashboard")) from None
+        raise typer.Exit(dashboard_app.run(made))
+
+
+@app.command("simulate", help=t("simulate.about"))
+def simulate_command(
+    size: Annotated[str, typer.Argument(metavar="NODESxGPUS", help=t("up.simulate"))] = "4x8",
+    fault: Annotated[str | None, typer.Option(metavar="NAME", help=t("simulate.fault"))] = None,
+    fault_after: Annotated[float, typer.Option(metavar="SECONDS", help=t("simulate.fault_after"))] = 120.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help=t("simulate.out"))] = None,
+    seconds: Annotated[float, typer.Option(help=t("simulate.seconds"))] = 600.0,
+    seed: Annotated[int, typer.Option(help=t("simulate.seed"))] = 0,
+    faults: Annotated[bool, typer.Option("--faults", help=t("simulate.faults"))] = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(config, overrides(state_dir=state_dir, store=store, lang=lang), lang)
+        if faults:
+            table = Table("fault", t("simulate.what"), box=None, header_style="bold")
+            for name, what in simulation.describe_faults(configuration.language).items():
+                table.add_row(name, what)
+            Console(highlight=False).print(table)
+            return
+        nodes, gpus = fleet_size(size)
+        configuration.sections["simulator"].update(
+            {"nodes": nodes, "gpus_per_node": gpus, "fault": fault, "fault_after_s": fault_after, "seed": seed}
+        )
+        made = settings(configuration, "simulator", SimulatorSettings, **shared(configuration))
+        if out is None:
+            raise typer.Exit(simulation.run(made))
+        written = simulation.record(made, seconds, out)
+        Console(stderr=True, highlight=False).print(t("simulate.written", count=written, path=out))
+
+
+@app.command("traffic", help=t("traffic.about"))
+def traffic_command(
+    url: Annotated[str | None, typer.Option(help=t("traffic.url"))] = None,
+    rate: Annotated[float | None, typer.Option(metavar="PER_SECOND", help=t("traffic.rate"))] = None,
+    config: ConfigOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(
+            config, overrides(state_dir=None, store=None, lang=None, traffic={"url": url, "rate_per_s": rate})
+        )
+        raise typer.Exit(traffic.run(settings(configuration, "traffic", TrafficSettings)))
+
+
+@app.command("check-config", help=t("check.about"))
+def check_config_command(
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(config, overrides(state_dir=state_dir, store=store, lang=lang), lang)
+        kinds: dict[str, type] = {
+            "agent": AgentSettings,
+            "engine": EngineSettings,
+            "triage": TriageSettings,
+            "dashboard": DashboardSettings,
+            "traffic": TrafficSettings,
+            "simulator": SimulatorSettings,
+        }
+        for section, kind in kinds.items():
+            settings(configuration, section, kind, **shared(configuration))
+        shown = {
+            "state_dir": str(configuration.state_dir),
+            **redacted({"store": configuration.store_url if "@" in configuration.store_url else None}),
+            "language": configuration.language,
+            **{name: redacted(configuration.sections[name]) for name in SECTIONS if configuration.sections[name]},
+        }
+        if shown["store"] is None:
+            shown["store"] = configuration.store_url
+        if as_json:
+            print(json.dumps(shown, ensure_ascii=False, indent=1))
+        else:
+            Console(highlight=False).print(t("check.fine"))
+            Console(highlight=False).print_json(data=shown)
+
+
+@app.command("version", help=t("version.about"))
+def version_command() -> None:
+    print(f"pairscope {__version__}")
+
+
+def fleet_size(text: str) -> tuple[int, int]:
+    """4x8 -> (4, 8). Refused for anything else, or for more than 1,000 nodes or 16 GPUs a node."""
+    match = re.fullmatch(r"(\d{1,4})[xX](\d{1,2})", text)
+    nodes, gpus = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not (1 <= nodes <= 1000 and 1 <= gpus <= 16):
+        raise Refused(t("size_wrong", text=text))
+    return nodes, gpus
+
+
+def moment(text: str) -> int:
+    """A moment in ns since the epoch from ISO 8601 (without offset: UTC), epoch seconds or epoch nanoseconds."""
+    try:
+        if re.fullmatch(r"\d{18,19}", text):
+            return int(text)
+        if re.fullmatch(r"\d{9,10}(\.\d+)?", text):
+            return int(float(text) * 1e9)
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise Refused(t("triage.at_wrong", text=text)) from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
 
 
 def main() -> None:
-    raise SystemExit("pairscope: no command yet")
+    app()

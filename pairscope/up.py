@@ -47,6 +47,7 @@ class Plan:
     addresses: Mapping[str, str]  # part -> what to print beside it when it is ready
     ports: Mapping[str, tuple[str, int]]
     state_dir: Path
+    effective: str  # the configuration that the parts read, as JSON
     open_url: str
     engine: HostedEngine | None
     simulated: str  # "4x8" or ""
@@ -83,6 +84,22 @@ def claim_state(state_dir: Path, language: str) -> int:
         os.close(descriptor)
         raise CannotStart(say("pairscope.up.already_running", language, path=state_dir)) from None
     return descriptor
+
+
+def write_effective(plan: Plan) -> None:
+    """Write the configuration that every part of this run reads (0600: it may hold a webhook's address)."""
+    path = plan.state_dir / "up.json"
+    draft = path.with_suffix(".json.new")
+    try:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            file.write(plan.effective)
+        draft.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CannotStart(
+            say("pairscope.up.state_unwritable", plan.language, path=plan.state_dir, reason=reason)
+        ) from None
 
 
 class Board:
@@ -162,6 +179,7 @@ def run(
     lock = claim_state(plan.state_dir, plan.language)
     try:
         check_ports(plan.ports, plan.language)
+        write_effective(plan)
         return _supervise(plan, Board(console, plan.language), monotonic, sleep)
     finally:
         os.close(lock)

@@ -1,0 +1,94 @@
+"""The plan of `pairscope up`: which parts run, with which settings, on which ports. It starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from agent.settings import AgentSettings
+from dashboard.settings import DashboardSettings
+from engine.settings import EngineSettings
+from pairscope import __version__
+from pairscope.config import Configuration, settings
+from pairscope.parts import PartSpec
+from pairscope.up import HostedEngine, Plan
+
+ENGINE_NAME = "default"
+
+
+def plan_up(
+    configuration: Configuration, *, host_engine: bool, send_traffic: bool, simulate: str, fault: str | None
+) -> Plan:
+    """Everything on this machine. Engines that the configuration names are watched or hosted as it says; with none named,
+    and `host_engine`, PairScope's own engine is hosted. ConfigError for unusable settings.
+    """
+    common = {"store_url": configuration.store_url, "state_dir": configuration.state_dir}
+    engine = settings(configuration, "engine", EngineSettings)
+    dashboard = settings(configuration, "dashboard", DashboardSettings, **common, language=configuration.language)
+    sections: dict[str, Any] = {name: dict(table) for name, table in configuration.sections.items()}
+    engine_url = f"http://{engine.host}:{engine.port}"
+    hosted = host_engine and not sections["agent"].get("engines")
+    effective = configuration.state_dir / "up.json"
+    if hosted:
+        command = [*_pairscope(), "engine", "--config", str(effective)]
+        sections["agent"]["engines"] = [
+            {"name": ENGINE_NAME, "url": engine_url, "kind": "pairscope", "command": command}
+        ]
+    agent = settings(
+        configuration, "agent", AgentSettings, **common, node=configuration.node, **_place(configuration)
+    )
+    agent_url = f"http://{agent.host}:{agent.port}"
+    if hosted:
+        sections["traffic"].setdefault("url", engine_url)
+    document = {
+        "state_dir": str(configuration.state_dir),
+        "store": configuration.store_url,
+        "language": configuration.language,
+        **sections,
+    }
+    specs = {
+        "agent": ["agent"],
+        "triage": ["triage", "--serve"],
+        "dashboard": ["dashboard"],
+    }
+    if simulate:
+        specs["simulator"] = ["simulate", simulate, *(["--fault", fault] if fault else [])]
+    if hosted and send_traffic:
+        specs["traffic"] = ["traffic"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PAIRSCOPE_")}
+    ports = {"dashboard": (dashboard.host, dashboard.port), "agent": (agent.host, agent.port)}
+    if hosted:
+        ports["engine"] = (engine.host, engine.port)
+    dashboard_url = f"http://{dashboard.host}:{dashboard.port}"
+    return Plan(
+        parts=[
+            PartSpec(
+                name,
+                [*_pairscope(), *arguments, "--config", str(effective)],
+                environment,
+                configuration.state_dir / "log" / f"{name}.log",
+            )
+            for name, arguments in specs.items()
+        ],
+        addresses={"agent": f"{agent_url}/metrics", "dashboard": dashboard_url},
+        ports=ports,
+        state_dir=configuration.state_dir,
+        effective=json.dumps(document, ensure_ascii=False, indent=1),
+        open_url=dashboard_url,
+        engine=HostedEngine(ENGINE_NAME, engine_url, agent_url) if hosted else None,
+        simulated=simulate,
+        language=configuration.language,
+        version=__version__,
+    )
+
+
+def _pairscope() -> list[str]:
+    return [sys.executable, "-m", "pairscope"]
+
+
+def _place(configuration: Configuration) -> dict[str, str]:
+    return configuration.place
+
+
