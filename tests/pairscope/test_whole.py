@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -89,8 +90,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     screen = folder / "screen.txt"
     with screen.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pairscope", "up", "--state-dir", str(folder / "state")]
-            + ["--dashboard-port", str(ports[0]), "--engine-port", str(ports[1]), "--agent-port", str(ports[2])],
+            [
+                *[sys.executable, "-m", "pairscope", "up", "--state-dir", str(folder / "state")],
+                *["--dashboard-port", str(ports[0]), "--engine-port", str(ports[1]), "--agent-port", str(ports[2])],
+            ],
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
@@ -176,7 +179,7 @@ def test_a_killed_engine_comes_back_warm_while_telemetry_goes_on(up: Up) -> None
 
     up.until(back, "the engine to be back and warm", 120)
     host = sorted(s.time_ns for s in up.samples("host") if s.time_ns > killed_ns - 2 * 10**9)
-    gaps = [b - a for a, b in zip(host, host[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(host)]
     assert max(gaps) < 10 * 10**9, "host telemetry stood still while the engine was away"
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     assert "Paris" in httpx.post(f"{up.engine}/v1/completions", json=body, timeout=60).text
