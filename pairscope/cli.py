@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,14 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from dashboard.settings import DashboardSettings
 from rich.console import Console
 from rich.table import Table
+from rules.service import TriageSettings
 
 from agent import daemon
 from agent.settings import AgentSettings
+from agent.simulator import recording as simulated_recording
 from agent.simulator import service as simulation
-from agent.simulator.settings import SimulatorSettings
-from dashboard.settings import DashboardSettings
+from agent.simulator.settings import SimulatorError, SimulatorSettings
 from engine.settings import EngineSettings
 from pairscope import __version__, traffic, up
 from pairscope.config import SECTIONS, ConfigError, Configuration, gather, redacted, settings
@@ -30,7 +30,6 @@ from pairscope.judge import judge_live, judge_recording, print_diagnoses
 from pairscope.plan import plan_up
 from pairscope.traffic import TrafficSettings
 from rules import service as triage_service
-from rules.settings import TriageSettings
 from rules.verdict import verdict_json
 from telemetry.messages import LANGUAGES, say, terminal_language
 from telemetry.process import die_with_parent
@@ -68,7 +67,7 @@ def one_line_for_mistakes() -> Iterator[None]:
     """Every user's mistake ends as one line on stderr and exit 2; a broken pipe ends silently."""
     try:
         yield
-    except (ConfigError, up.CannotStart, StoreError, Refused) as error:
+    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused) as error:
         Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except BrokenPipeError:
@@ -76,7 +75,9 @@ def one_line_for_mistakes() -> Iterator[None]:
         raise typer.Exit(0) from None
 
 
-def overrides(*, state_dir: Path | None, store: str | None, lang: str | None, **sections: dict[str, Any]) -> dict[str, Any]:
+def overrides(
+    *, state_dir: Path | None, store: str | None, lang: str | None, **sections: dict[str, Any]
+) -> dict[str, Any]:
     return {"state_dir": str(state_dir) if state_dir else None, "store": store, "language": lang, **sections}
 
 
@@ -93,7 +94,7 @@ def shared(configuration: Configuration) -> dict[str, object]:
 
 @app.callback()
 def before_each() -> None:
-    parent = os.environ.get("PAIRSCOPE_PARENT_PID")
+    parent = os.environ.pop("PAIRSCOPE_PARENT_PID", None)  # ours alone: what we start has another parent
     if parent:
         die_with_parent()
         if os.getppid() != int(parent):  # it died before we could ask
@@ -132,10 +133,12 @@ def up_command(
         )
         if fault and not simulate:
             raise Refused(t("up.fault_needs_simulate"))
-        if simulate:
-            fleet_size(simulate)
         plan = plan_up(
-            configuration, host_engine=host_engine, send_traffic=send_traffic, simulate=simulate or "", fault=fault
+            configuration,
+            host_engine=host_engine,
+            send_traffic=send_traffic,
+            simulate=fleet_size(simulate) if simulate else None,
+            fault=fault,
         )
         raise typer.Exit(up.run(plan, Console(highlight=False, soft_wrap=True)))
 
@@ -157,7 +160,11 @@ def agent_command(
         configuration = gather(
             config,
             overrides(
-                state_dir=state_dir, store=store, lang=lang, node={"name": node}, agent={"port": port, "engines": engines}
+                state_dir=state_dir,
+                store=store,
+                lang=lang,
+                node={"name": node},
+                agent={"port": port, "engines": engines},
             ),
             lang,
         )
@@ -167,7 +174,17 @@ def agent_command(
         samples = daemon.once(made)
         if as_json:
             for sample in samples:
-                print(json.dumps({"measurement": sample.measurement, "time_ns": sample.time_ns, "tags": dict(sample.tags), "fields": dict(sample.fields)}, ensure_ascii=False))
+                print(
+                    json.dumps(
+                        {
+                            "measurement": sample.measurement,
+                            "time_ns": sample.time_ns,
+                            "tags": dict(sample.tags),
+                            "fields": dict(sample.fields),
+                        },
+                        ensure_ascii=False,
+                    )
+                )
             return
         table = Table("measurement", "tags", "field", "value", box=None, header_style="bold")
         for sample in samples:
@@ -205,6 +222,8 @@ def triage_command(
     recording: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=t("triage.file"))] = None,
     serve: Annotated[bool, typer.Option("--serve", help=t("triage.serve"))] = False,
     at: Annotated[str | None, typer.Option(metavar="TIME", help=t("triage.at"))] = None,
+    node: Annotated[str | None, typer.Option(help=t("triage.node"))] = None,
+    every_node: Annotated[bool, typer.Option("--all", help=t("triage.all"))] = False,
     as_json: JsonOption = False,
     webhook: Annotated[str | None, typer.Option(metavar="URL", help=t("up.webhook"))] = None,
     state_dir: StateOption = None,
@@ -222,7 +241,10 @@ def triage_command(
                 raise Refused(t("triage.serve_alone"))
             raise typer.Exit(triage_service.run(made))
         at_ns = None if at is None else moment(at)
-        diagnoses = judge_recording(recording, at_ns, made) if recording else judge_live(configuration.store_url, at_ns, made)
+        if recording:
+            diagnoses = judge_recording(recording, at_ns, made)
+        else:
+            diagnoses = judge_live(made, at_ns, None if every_node else node or configuration.node)
         if as_json:
             verdicts = [entry for diagnosis in diagnoses for entry in verdict_json(diagnosis, configuration.language)]
             verdicts.sort(key=lambda entry: -float(str(entry["confidence"])))
@@ -284,7 +306,7 @@ def simulate_command(
         made = settings(configuration, "simulator", SimulatorSettings, **shared(configuration))
         if out is None:
             raise typer.Exit(simulation.run(made))
-        written = simulation.record(made, seconds, out)
+        written = simulated_recording.record(made, seconds, out)
         Console(stderr=True, highlight=False).print(t("simulate.written", count=written, path=out))
 
 

@@ -3,19 +3,87 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
+from rules.present import MARKS, present_all
+from rules.service import TriageSettings
+from rules.triage import JudgeSettings, judge
 
-from rules import triage
-from rules.settings import TriageSettings
 from rules.verdict import Diagnosis, Status
 from telemetry import lineprotocol
 from telemetry.messages import say
 from telemetry.sample import Sample
-from telemetry.store import StoreError, open_store
+from telemetry.store import Store, StoreError, Where, open_store, public_url
 
-LIVE_HISTORY_NS = 2 * 3600 * 10**9
+NODE_HISTORY_NS = 1800 * 10**9
+FLEET_HISTORY_NS = 600 * 10**9
 JUDGED = ("gpu", "engine", "host", "psu", "power", "thermal", "circuit", "event", "agent")
-COLOURS = {Status.CONFIRMED: "red", Status.SYMPTOM: "yellow", Status.RULED_OUT: "green", Status.NO_DATA: "bright_black"}
+COLOURS = {
+    Status.CONFIRMED: "bold red",
+    Status.SYMPTOM: "yellow",
+    Status.RULED_OUT: "green",
+    Status.NO_DATA: "bright_black",
+}
+
+
+def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> list[Diagnosis]:
+    """Judge a line-protocol file. StoreError, in one line, when it can't be read or holds nothing; bad lines are told of."""
+    language = settings.language
+    try:
+        recording = lineprotocol.read(path)
+        samples = list(recording)
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
+    if recording.bad_lines:
+        first = recording.problems[0]
+        warning = say(
+            "pairscope.judge.bad_lines",
+            language,
+            path=path,
+            count=recording.bad_lines,
+            line=first.line,
+            reason=first.reason,
+        )
+        Console(stderr=True, soft_wrap=True).print(warning, style="yellow", markup=False, highlight=False)
+    if not samples:
+        raise StoreError(say("pairscope.judge.no_samples", language, where=path))
+    return judge(samples, at_ns, JudgeSettings(preset=settings.priors))
+
+
+def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) -> list[Diagnosis]:
+    """Judge what the store holds of one node, or of all with None, at `at_ns` or now."""
+    end_ns = time.time_ns() if at_ns is None else at_ns
+    store = open_store(settings.store_url)
+    try:
+        start_ns = end_ns - (FLEET_HISTORY_NS if node is None else NODE_HISTORY_NS)
+        samples = _read(store, start_ns, end_ns, {"node": node} if node else None)
+        if not samples:
+            where = public_url(settings.store_url)
+            known = sorted({tags["node"] for tags in store.series("host", since_ns=start_ns)})
+            if node is None or not known:
+                raise StoreError(say("pairscope.judge.no_samples", settings.language, where=where))
+            listed = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
+            raise StoreError(
+                say("pairscope.judge.no_samples_of", settings.language, where=where, node=node, known=listed)
+            )
+    finally:
+        store.close()
+    return judge(samples, end_ns, JudgeSettings(preset=settings.priors))
+
+
+def _read(store: Store, start_ns: int, end_ns: int, where: Where | None) -> list[Sample]:
+    found: list[Sample] = []
+    for measurement in JUDGED:
+        found += store.samples(measurement, start_ns=start_ns, end_ns=end_ns + 1, where=where)
+    return found
+
+
+def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, language: str) -> None:
+    """The lines of `rules.present`, a step's line in the colour of its status where the terminal has colours."""
+    colours = {mark: COLOURS[status] for status, mark in MARKS.items()}
+    for line in present_all(diagnoses, language):
+        console.print(Text(line, style=colours.get(line[:1], "")), soft_wrap=True)

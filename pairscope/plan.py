@@ -7,19 +7,28 @@ import os
 import sys
 from typing import Any
 
-from agent.settings import AgentSettings
 from dashboard.settings import DashboardSettings
+
+from agent.settings import AgentSettings
+from agent.simulator.settings import SimulatorSettings
+from engine.checkpoints.find import ModelNotFound, find_model
 from engine.settings import EngineSettings
 from pairscope import __version__
-from pairscope.config import Configuration, settings
+from pairscope.config import ConfigError, Configuration, settings
 from pairscope.parts import PartSpec
 from pairscope.up import HostedEngine, Plan
+from telemetry.messages import say
 
 ENGINE_NAME = "default"
 
 
 def plan_up(
-    configuration: Configuration, *, host_engine: bool, send_traffic: bool, simulate: str, fault: str | None
+    configuration: Configuration,
+    *,
+    host_engine: bool,
+    send_traffic: bool,
+    simulate: tuple[int, int] | None,
+    fault: str | None,
 ) -> Plan:
     """Everything on this machine. Engines that the configuration names are watched or hosted as it says; with none named,
     and `host_engine`, PairScope's own engine is hosted. ConfigError for unusable settings.
@@ -32,13 +41,16 @@ def plan_up(
     hosted = host_engine and not sections["agent"].get("engines")
     effective = configuration.state_dir / "up.json"
     if hosted:
+        try:
+            find_model(engine.model)
+        except ModelNotFound as error:
+            raise ConfigError(say(error.key, configuration.language, **error.values)) from None
         command = [*_pairscope(), "engine", "--config", str(effective)]
         sections["agent"]["engines"] = [
             {"name": ENGINE_NAME, "url": engine_url, "kind": "pairscope", "command": command}
         ]
-    agent = settings(
-        configuration, "agent", AgentSettings, **common, node=configuration.node, **_place(configuration)
-    )
+    watched = replace(configuration, sections=sections)
+    agent = settings(watched, "agent", AgentSettings, **common, node=configuration.node, **configuration.place)
     agent_url = f"http://{agent.host}:{agent.port}"
     if hosted:
         sections["traffic"].setdefault("url", engine_url)
@@ -53,8 +65,13 @@ def plan_up(
         "triage": ["triage", "--serve"],
         "dashboard": ["dashboard"],
     }
+    size = f"{simulate[0]}x{simulate[1]}" if simulate else ""
     if simulate:
-        specs["simulator"] = ["simulate", simulate, *(["--fault", fault] if fault else [])]
+        nodes, gpus = simulate
+        settings(
+            configuration, "simulator", SimulatorSettings, **common, nodes=nodes, gpus_per_node=gpus, fault=fault
+        )  # a mistake shows now, not in a log
+        specs["simulator"] = ["simulate", size, *(["--fault", fault] if fault else [])]
     if hosted and send_traffic:
         specs["traffic"] = ["traffic"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PAIRSCOPE_")}
@@ -78,7 +95,7 @@ def plan_up(
         effective=json.dumps(document, ensure_ascii=False, indent=1),
         open_url=dashboard_url,
         engine=HostedEngine(ENGINE_NAME, engine_url, agent_url) if hosted else None,
-        simulated=simulate,
+        simulated=size,
         language=configuration.language,
         version=__version__,
     )
@@ -86,9 +103,3 @@ def plan_up(
 
 def _pairscope() -> list[str]:
     return [sys.executable, "-m", "pairscope"]
-
-
-def _place(configuration: Configuration) -> dict[str, str]:
-    return configuration.place
-
-
