@@ -126,24 +126,41 @@ async def requests_seen(client: httpx.AsyncClient, settings: TrafficSettings) ->
     return total
 
 
-async def watch_others(client: httpx.AsyncClient, settings: TrafficSettings, ledger: Ledger) -> None:
-    """Every two seconds: more requests at the engine than we sent means that somebody else uses it, so we step aside."""
+@dataclass(slots=True)
+class Others:
+    """Tells requests of others from ours by counts alone: the engine has seen more than we can have sent.
+
+    The engine's count may lag behind what we sent, never run ahead of it; so `seen - sent` never overstates the others, and
+    a rise of it above what is known proves that somebody else came. After a restart of the engine the counts start anew and
+    its lag is unknown, so for a while the base follows the highest difference without concluding anything.
+    """
+
+    known: float
+    last_seen: float
+    settling_until_s: float = 0.0
+
+    def look(self, seen: float, sent: int, now_s: float) -> bool:
+        """True when requests of others have come since the last look. `sent` is read after `seen`."""
+        restarted = seen < self.last_seen
+        self.last_seen = seen
+        foreign = seen - sent
+        if restarted:
+            self.known = foreign
+            self.settling_until_s = now_s + STEP_ASIDE_S
+            return False
+        if foreign <= self.known:
+            return False
+        self.known = foreign
+        return now_s >= self.settling_until_s
+
+
+async def watch_others(client: httpx.AsyncClient, settings: TrafficSettings, ledger: Ledger, others: Others) -> None:
+    """Look every two seconds; step aside for a while when somebody else uses the engine."""
     loop = asyncio.get_running_loop()
-    base: float | None = None
-    last = 0.0
     while True:
-        sent_before = ledger.sent
         seen = await requests_seen(client, settings)
-        if seen is not None:
-            foreign = seen - ledger.sent
-            # first look; or the engine was restarted and counts anew; or some of ours never reached it
-            if base is None or seen < last or foreign < base:
-                base = foreign
-            # a request of ours that was sent while we asked may be on either side of the count
-            elif foreign - base > ledger.sent - sent_before + 0.5:
-                base = foreign
-                ledger.foreign_until_s = loop.time() + STEP_ASIDE_S
-            last = seen
+        if seen is not None and others.look(seen, ledger.sent, loop.time()):
+            ledger.foreign_until_s = loop.time() + STEP_ASIDE_S
         await asyncio.sleep(2.0)
 
 
@@ -174,8 +191,9 @@ async def generate(settings: TrafficSettings) -> None:
         while not await healthy(client, settings):
             await asyncio.sleep(0.5)
         notify(READY="1", STATUS="sending")
+        seen = await requests_seen(client, settings) or 0.0  # before our first request: all of it is others'
+        watcher = asyncio.create_task(watch_others(client, settings, ledger, Others(seen, seen)))
         base_per_s = await measure(client, settings, ledger, source)
-        watcher = asyncio.create_task(watch_others(client, settings, ledger))
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         pending: set[asyncio.Task[None]] = set()
