@@ -102,6 +102,7 @@ class EngineEvidence:
     age_s: float
     up: Seen = None  # share of the window in which it answered
     down_s: float = 0.0  # how long it has not answered, counted to the newest sample
+    starting: bool = False  # it does not answer because it loads, as its newest sample says
     counters: bool = False  # its metrics were seen within the last minutes
     tokens_per_s: Seen = None
     prompt_tokens_per_s: Seen = None

@@ -245,6 +245,7 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         age_s=(reader.at_ns - engine.last_ns) / SECOND if engine.last_ns else math.inf,
         up=up,
         down_s=_down_s(reader, engine),
+        starting=_is_starting(reader, engine),
         counters=bool(
             engine.values("generation_tokens_total", reader.start(BACK_S), reader.at_ns)
             or engine.values("tokens_per_s", reader.start(BACK_S), reader.at_ns)
@@ -280,6 +281,11 @@ def _down_s(reader: Reader, engine: Device) -> float:
             break
         since = time_ns
     return (points[-1][0] - since) / SECOND if since is not None else 0.0
+
+
+def _is_starting(reader: Reader, engine: Device) -> bool:
+    points = engine.points("starting", reader.start(NOW_S), reader.at_ns)
+    return bool(points and points[-1][1])
 
 
 def _frozen_s(reader: Reader, engine: Device) -> float | None:

@@ -169,6 +169,8 @@ def headline(evidence: Evidence, effect: Effect, verdicts: Sequence[Verdict], si
     util = evidence.util_pct
     if engine is None:
         return summary("node_ok") if util is None else summary(f"node_ok_{evidence.effort}", util_pct=util)
+    if engine.starting:
+        return summary("starting", engine=engine.name, down_s=engine.down_s)
     if engine.down_s > 0:
         return summary("engine_away", engine=engine.name)
     ratio = evidence.output.output_ratio

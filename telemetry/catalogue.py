@@ -234,6 +234,7 @@ ENGINE = _measurement(
     """),
     _states("""
         up | answers | 有应答
+        starting | is starting | 正在启动
         probe_ok | probe succeeded | 探测成功
     """),
     _texts("""

@@ -118,6 +118,7 @@ class Watched:
         self.kind = "" if target.kind == "auto" else target.kind
         self.model = ""
         self.up: int | None = None
+        self.starting = 0  # says that it loads, or is hosted here and not listening yet
         self.read_s: float | None = None  # monotonic time of the last metrics that could be read
         self.answered_s: float | None = None
         self.status = EngineStatus(target.name, target.base_url, "starting")
@@ -229,7 +230,7 @@ class EngineCollector:
         if engine.answered_s is None:
             engine.answered_s = tick.monotonic_s  # nothing is known yet: the wait begins
         if self._monotonic() - engine.answered_s > limit_s:
-            engine.up = 0
+            engine.up = engine.starting = 0
             problem = say("agent.engine.silent", self._language)
             engine.status = replace(engine.status, state="down", stage="", progress=None, problem=problem)
         return self._samples(engine, {}, tick)
@@ -241,11 +242,14 @@ class EngineCollector:
             self.errors += 1
         engine.answered_s = scrape.received_s
         engine.up = 0
+        engine.starting = 0
         status = EngineStatus(engine.target.name, engine.target.base_url, "down")
         if scrape.outcome is Outcome.REFUSED:
+            engine.starting = int(engine.target.command is not None)
             problem = "" if engine.target.command else say("agent.engine.refused", self._language)
             engine.status = replace(status, problem=problem)
         elif health.condition is Condition.LOADING:
+            engine.starting = 1
             engine.status = replace(status, state="loading", stage=health.stage, progress=health.progress)
         elif health.condition is Condition.UNWELL and scrape.outcome in (Outcome.OK, Outcome.STATUS):
             engine.up = 1 if visit.dialect is not None else 0  # its numbers and their age tell the rest
@@ -268,6 +272,8 @@ class EngineCollector:
     def _samples(self, engine: Watched, fields: dict[str, Value], tick: Tick) -> list[Sample]:
         if engine.up is not None:
             fields["up"] = engine.up
+            if not engine.up:
+                fields["starting"] = engine.starting
         if engine.read_s is not None:
             reported_s = engine.readings.reported_age_s if engine.readings else 0.0
             fields["stats_age_s"] = max(0.0, self._monotonic() - engine.read_s) + reported_s

@@ -55,7 +55,7 @@ def _util_line(evidence: Evidence) -> Line | None:
 
 def _not_answering(evidence: Evidence, bar: Bar) -> Finding | None:
     engine = evidence.engine
-    if engine is None or not bar.reached("scheduling.silent_s", engine.down_s):
+    if engine is None or engine.starting or not bar.reached("scheduling.silent_s", engine.down_s):
         return None
     since = evidence.at_ns - int(engine.down_s * 1e9)
     if any(event.kind in ("restart", "deploy") and event.time_ns >= since - 10**10 for event in evidence.events):

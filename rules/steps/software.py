@@ -85,19 +85,25 @@ def cold_start(evidence: Evidence, bar: Bar) -> Finding:
         for event in evidence.events
         if event.kind in ("restart", "deploy") and event.time_ns >= since - 10**10 and _concerns(event, engine.name)
     ]
-    if bar.reached("scheduling.silent_s", engine.down_s) and started:
+    starting = line("starting", "engine.starting", engine=engine.name, down_s=engine.down_s)
+    slow_start = engine.starting and bar.reached("cold_start.starting_s", engine.down_s)
+    if engine.starting and not started and not slow_start:
+        return ruled_out(Cause.COLD_START, starting)  # it loads, as it should
+    if slow_start or (bar.reached("scheduling.silent_s", engine.down_s) and started):
         return confirmed(
             Cause.COLD_START,
             Strength.STRONG,
             (
                 line(
                     f"changed_{started[-1].kind}", "", text=started[-1].text or engine.name, minutes=engine.down_s / 60
-                ),
+                )
+                if started
+                else starting,
                 line("not_answering", "engine.up", engine=engine.name, down_s=engine.down_s),
             ),
             summary("starting", engine=engine.name, down_s=engine.down_s),
             (fix("wait_warm", Cost.SOFTWARE_CHEAP), fix("faster_load", Cost.SOFTWARE_CHEAP)),
-            since_ns=started[0].time_ns,
+            since_ns=started[0].time_ns if started else since,
             alone=True,
         )
     return _young(evidence, engine, bar)

@@ -84,7 +84,7 @@ def test_a_configured_kind_and_gpus_are_tags_even_before_anything_answers() -> N
     target = EngineTarget("chat", nothing_listens(), kind="vllm", gpus="0+1")
     (sample,) = EngineCollector(TAGS, [target], wait_s=PATIENT_S).collect(Tick(1, NOW_NS, time.monotonic()))
     assert dict(sample.tags) == {"node": "n1", "engine": "chat", "kind": "vllm", "gpus": "0+1"}
-    assert dict(sample.fields) == {"up": 0}
+    assert dict(sample.fields) == {"up": 0, "starting": 0}
 
 
 def test_a_pasted_metrics_path_is_the_same_engine(server: EngineEndpoint) -> None:
@@ -94,7 +94,7 @@ def test_a_pasted_metrics_path_is_the_same_engine(server: EngineEndpoint) -> Non
 
 def test_nothing_listening_is_down_and_no_number_is_written() -> None:
     ticks = Ticks(nothing_listens())
-    assert dict(ticks.one().fields) == {"up": 0}
+    assert dict(ticks.one().fields) == {"up": 0, "starting": 0}
     status = ticks.collector.statuses()[0]
     assert status.state == "down"
     assert "nothing listens" in status.problem
@@ -199,7 +199,7 @@ def test_what_is_no_http_answer_is_down_with_a_reason(server: EngineEndpoint, ra
     del server.pages["/health"]
     server.pages["/health"] = lambda: Page(raw=iter([raw]))
     ticks = Ticks(server.url)
-    assert dict(ticks.one().fields) == {"up": 0}
+    assert dict(ticks.one().fields) == {"up": 0, "starting": 0}
     assert ticks.collector.statuses()[0].problem
     assert ticks.collector.errors == 1
 
@@ -298,7 +298,7 @@ def test_a_dead_engine_behind_a_living_server_is_down(server: EngineEndpoint) ->
     server.pages["/metrics"] = Page(status=500)
     server.json("/health", {"status": "dead", "reason": "x"}, 500)
     ticks = Ticks(server.url)
-    assert ticks.one().fields == {"up": 0}
+    assert ticks.one().fields == {"up": 0, "starting": 0}
     assert "dead" in ticks.collector.statuses()[0].problem
 
 
@@ -323,7 +323,7 @@ def test_an_engine_that_restarts_between_two_ticks_is_loading_and_not_up(server:
     server.metrics(pairscope(uptime_s=0.5, generated=0.0))
     server.json("/health", {"status": "loading", "stage": "weights", "progress": 0.0}, 503)
     (sample, event) = ticks.all()
-    assert sample.fields["up"] == 0
+    assert (sample.fields["up"], sample.fields["starting"]) == (0, 1)
     assert ticks.state() == "loading"
     assert event.tags["kind"] == "restart"
 

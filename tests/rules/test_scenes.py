@@ -98,6 +98,22 @@ def test_a_fault_is_named_within_a_minute_and_nowhere_else(name: str) -> None:
     assert report.status is Status.CONFIRMED and report.posterior > 0.6
 
 
+def test_an_engine_that_loads_is_starting_and_only_a_start_of_many_minutes_is_named() -> None:
+    def loading(seconds: int) -> list[Sample]:
+        tags = {"node": "n1", "engine": "chat", "kind": "vllm", "model": "m"}
+        samples = []
+        for t in range(seconds):
+            samples.append(Sample("engine", tags, {"up": 0, "starting": 1}, T0 + t * SECOND))
+            samples.append(Sample("host", {"node": "n1"}, {"cpu_pct": 40.0}, T0 + t * SECOND))
+        return samples
+
+    (young,) = judge(loading(120))
+    assert young.verdicts == ()
+    assert "is starting" in young.headline.text("en")
+    (old,) = judge(loading(330))
+    assert old.verdicts[0].cause is Cause.COLD_START
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_its_null_twin_is_nothing(name: str) -> None:
     walked = walk(scene(fleet(TWINS[name], AT), AT + 120), AT + 120)
