@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from dashboard.settings import DashboardSettings
 from rich.console import Console
 from rich.table import Table
-from rules.service import TriageSettings
 
 from agent import daemon
 from agent.settings import AgentSettings
 from agent.simulator import recording as simulated_recording
 from agent.simulator import service as simulation
 from agent.simulator.settings import SimulatorError, SimulatorSettings
+from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
 from pairscope import __version__, traffic, up
 from pairscope.config import SECTIONS, ConfigError, Configuration, gather, redacted, settings
@@ -30,6 +29,7 @@ from pairscope.judge import judge_live, judge_recording, print_diagnoses
 from pairscope.plan import plan_up
 from pairscope.traffic import TrafficSettings
 from rules import service as triage_service
+from rules.service import TriageSettings
 from rules.verdict import verdict_json
 from telemetry.messages import LANGUAGES, say, terminal_language
 from telemetry.process import die_with_parent

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
 from rules.present import MARKS, present_all
 from rules.service import TriageSettings
 from rules.triage import JudgeSettings, judge
-
 from rules.verdict import Diagnosis, Status
 from telemetry import lineprotocol
 from telemetry.messages import say

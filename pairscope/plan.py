@@ -8,10 +8,9 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from dashboard.settings import DashboardSettings
-
 from agent.settings import AgentSettings
 from agent.simulator.settings import SimulatorSettings
+from dashboard.settings import DashboardSettings
 from engine.checkpoints.find import ModelNotFound, find_model
 from engine.settings import EngineSettings
 from pairscope import __version__
