@@ -123,9 +123,9 @@ def test_an_engine_that_hangs_after_it_answered_ages_and_repeats_no_number(serve
     ticks.until(lambda sample: "requests_running" in sample.fields)
     server.hang("/metrics")
     first = ticks.one()
-    assert sorted(first.fields) == ["stats_age_s", "up"]
+    assert sorted(first.fields) == ["starting", "stats_age_s", "up"]
     sample = ticks.until(lambda sample: sample.fields["up"] == 0)
-    assert sorted(sample.fields) == ["stats_age_s", "up"]
+    assert sorted(sample.fields) == ["starting", "stats_age_s", "up"]
     assert sample.fields["stats_age_s"] > first.fields["stats_age_s"]  # type: ignore[operator]
 
 
