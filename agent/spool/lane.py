@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.spool.cursor import Delivered
 from agent.spool.disk import Disk, write_whole
-from agent.spool.segment import Record, encode, scan, unpack
+from agent.spool.segment import Record, encode, pack, scan, to_lines, to_samples, unpack
 from telemetry.sample import Sample
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ KEPT_MEASUREMENTS = frozenset({"event", "alert", "verdict"})
 
 _NAME = re.compile(r"(keep|data)-(\d{12,20})(?:-\d+)?\.seg")
 _QUARANTINED = 4
+_BASE_EVERY = 64
+"""A record on its own is followed by so many that lean on it: damage to it costs about a minute. Events never lean on others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,17 +33,25 @@ class Block:
     sequence: int
     count: int  # samples in it
     newest_ns: int  # wall time of the newest sample
-    payload: bytes
     appended_s: float | None  # monotonic time at which the newest was appended; None when it comes from an earlier run
-    decoded: list[Sample] | None = None
+    decoded: list[Sample] | None  # None when only `packed` is kept, to spare memory
+    packed: bytes = b""
     durable: bool = False
     reason: str = ""  # what keeps it from being durable
     settled: bool = False  # delivered, or dropped and counted
     unwritten: bool = True  # still to be written to disk
 
     def samples(self) -> list[Sample]:
-        """ValueError when the payload is none of ours."""
-        return self.decoded if self.decoded is not None else unpack(self.payload)
+        return self.decoded if self.decoded is not None else to_samples(unpack(self.packed))
+
+    def lines(self) -> bytes:
+        return to_lines(self.decoded) if self.decoded is not None else unpack(self.packed)
+
+    def spare_memory(self) -> None:
+        """Keep the packed form only."""
+        if self.decoded is not None:
+            self.packed = pack(self.lines())
+            self.decoded = None
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +78,10 @@ class Lane:
         self._disk = disk
         self._descriptor: int | None = None  # of the last segment while it is written to
         self._synced = (0, 0)  # size and last sequence of that segment that are on the medium
+        self._base: tuple[int, bytes] | None = None  # sequence and lines of the record that others lean on
+        self._leaning = 0
         self._last_scan: tuple[Path, int, tuple[Record, ...]] | None = None
+        self._last_base: tuple[Path, int, bytes] | None = None
 
     @property
     def size(self) -> int:
@@ -136,17 +149,32 @@ class Lane:
         self._last_scan = (segment.path, segment.size, found.records)
         return found.records
 
+    def samples(self, segment: Segment, record: Record) -> list[Sample]:
+        """What one record holds. ValueError when it, or the one that it leans on, is damaged."""
+        if record.base == 0:
+            return to_samples(unpack(record.payload))
+        if self._last_base is None or self._last_base[:2] != (segment.path, record.base):
+            base = next((r for r in self.records(segment) if r.sequence == record.base and r.base == 0), None)
+            if base is None:
+                raise ValueError(f"the record {record.base} that it leans on is damaged")
+            self._last_base = (segment.path, record.base, unpack(base.payload))
+        return to_samples(unpack(record.payload, self._last_base[2]))
+
     # --- writing
 
     def write(self, block: Block, segment_bytes: int) -> None:
         """Append to the newest segment. After an OSError nothing of the block is in it."""
-        record = encode(Record(block.sequence, block.count, block.newest_ns, block.payload))
+        lines = block.lines()
         if self._descriptor is not None and self.segments[-1].size >= segment_bytes:
             self.seal()
         if self._descriptor is None:
             self._begin(block.sequence)
         assert self._descriptor is not None
         segment = self.segments[-1]
+        if self._leaning >= _BASE_EVERY or self.name == KEEP:
+            self._base = None
+        number, base = self._base or (0, b"")
+        record = encode(Record(block.sequence, block.count, block.newest_ns, pack(lines, base), number))
         try:
             write_whole(self._disk, self._descriptor, record)
         except OSError:
@@ -157,6 +185,9 @@ class Lane:
             raise
         segment.size += len(record)
         segment.last = block.sequence
+        self._leaning += 1
+        if self._base is None:
+            self._base, self._leaning = (block.sequence, lines), 0
 
     def _begin(self, sequence: int) -> None:
         path = self._folder / f"{self.name}-{sequence:012d}.seg"
@@ -198,6 +229,7 @@ class Lane:
         self._synced = (segment.size, segment.last)
 
     def seal(self) -> None:
+        self._base = None
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 self._disk.close(self._descriptor)

@@ -1,8 +1,10 @@
 """The form of a segment: records one after another, each able to prove that it is whole and to be found again after damage.
 
-    "PSP1" | u32 payload bytes | u32 crc32 | u64 sequence | u32 samples | i64 newest time, ns | payload
+    "PSP1" | u32 payload bytes | u32 crc32 | u64 sequence | u64 base | u32 samples | i64 newest time, ns | payload
 
-all little-endian; the CRC covers everything after itself. The payload is zlib-packed line protocol.
+all little-endian; the CRC covers everything after itself. The payload is zlib-packed line protocol. Where `base` is not 0, the
+lines of the record of that number, earlier in the same segment, were the dictionary: one second is much like the one before it,
+which makes it a third as long.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from telemetry.sample import Sample
 MARKER = b"PSP1"
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_UNPACKED_BYTES = 256 << 20
+DICTIONARY_BYTES = 32 << 10  # zlib looks no further back
 _HEAD = struct.Struct("<4sII")
-_BODY = struct.Struct("<QIq")
+_BODY = struct.Struct("<QQIq")
 OVERHEAD_BYTES = _HEAD.size + _BODY.size
 
 
@@ -31,6 +34,7 @@ class Record:
     samples: int
     newest_ns: int
     payload: bytes
+    base: int = 0  # the record whose lines are the dictionary; 0 for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +46,36 @@ class Scan:
     torn_bytes: int
 
 
-def pack(samples: Sequence[Sample]) -> bytes:
-    """ValueError as `lineprotocol.encode`."""
-    return zlib.compress(lineprotocol.encode_many(samples).encode("utf-8"), 3)
+def pack(lines: bytes, base: bytes = b"") -> bytes:
+    """Packed lines; `base` holds lines that are alike."""
+    packer = zlib.compressobj(3, zdict=base[-DICTIONARY_BYTES:]) if base else zlib.compressobj(3)
+    return packer.compress(lines) + packer.flush()
 
 
-def unpack(payload: bytes) -> list[Sample]:
-    """The samples of a payload. ValueError for one that was not made by `pack`."""
-    unpacker = zlib.decompressobj()
+def unpack(payload: bytes, base: bytes = b"") -> bytes:
+    """The lines of a payload. ValueError for one that was not made by `pack` with the same base."""
+    unpacker = zlib.decompressobj(zdict=base[-DICTIONARY_BYTES:]) if base else zlib.decompressobj()
     try:
-        text = unpacker.decompress(payload, MAX_UNPACKED_BYTES)
+        lines = unpacker.decompress(payload, MAX_UNPACKED_BYTES)
     except zlib.error as error:
         raise ValueError(f"payload: {error}") from None
     if not unpacker.eof:
         raise ValueError("payload: cut off, or too large unpacked")
-    return [lineprotocol.decode(line) for line in text.decode("utf-8").split("\n") if line]
+    return lines
+
+
+def to_lines(samples: Sequence[Sample]) -> bytes:
+    """ValueError as `lineprotocol.encode`."""
+    return lineprotocol.encode_many(samples).encode("utf-8")
+
+
+def to_samples(lines: bytes) -> list[Sample]:
+    """The inverse. ValueError for anything else."""
+    return [lineprotocol.decode(line) for line in lines.decode("utf-8").split("\n") if line]
 
 
 def encode(record: Record) -> bytes:
-    body = _BODY.pack(record.sequence, record.samples, record.newest_ns) + record.payload
+    body = _BODY.pack(record.sequence, record.base, record.samples, record.newest_ns) + record.payload
     return _HEAD.pack(MARKER, len(record.payload), zlib.crc32(body)) + body
 
 
@@ -73,9 +88,9 @@ def scan(data: bytes) -> Scan:
     while place < len(data):
         length, state = _record_at(view, place)
         if state == "whole":
-            sequence, samples, newest_ns = _BODY.unpack_from(data, place + _HEAD.size)
+            sequence, base, samples, newest_ns = _BODY.unpack_from(data, place + _HEAD.size)
             payload = data[place + OVERHEAD_BYTES : place + length]
-            records.append(Record(sequence, samples, newest_ns, payload))
+            records.append(Record(sequence, samples, newest_ns, payload, base))
             place += length
             continue
         found = _next_whole(data, view, place + 1)

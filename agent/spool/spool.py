@@ -16,7 +16,6 @@ from pathlib import Path
 from agent.spool import cursor
 from agent.spool.disk import Disk
 from agent.spool.lane import DATA, KEEP, Block, Lane, Segment, lane_of, segment_files
-from agent.spool.segment import OVERHEAD_BYTES, pack
 from telemetry import catalogue
 from telemetry.lineprotocol import printable
 from telemetry.sample import Sample
@@ -213,13 +212,12 @@ class Spool:
                     continue
                 if chosen and count + record.samples > limit:
                     return chosen
-                block = Block(lane.name, record.sequence, record.samples, record.newest_ns, record.payload, None)
+                block = Block(lane.name, record.sequence, record.samples, record.newest_ns, None, None)
                 try:
-                    block.decoded = block.samples()
+                    with self._committing:
+                        block.decoded = lane.samples(segment, record)
                 except ValueError as error:
-                    self._say(
-                        "decode", "spool: a record of %s can't be read (%s) and is passed over", segment.path, error
-                    )
+                    self._say("decode", "spool: a record of %s can't be read: %s", segment.path, error)
                     segment.damaged = True
                     self.delivered([block])
                     continue
@@ -323,14 +321,15 @@ class Spool:
                 newest_ns = max(sample.time_ns for sample in part)
                 with self._changed:
                     sequence, lane.next_sequence = lane.next_sequence, lane.next_sequence + 1
-                blocks.append(Block(name, sequence, len(part), newest_ns, pack(part), appended_s, part))
+                blocks.append(Block(name, sequence, len(part), newest_ns, appended_s, part))
         return blocks
 
     def _write_unwritten(self) -> None:
-        failed: set[str] = set()
+        failed: dict[str, str] = {}  # lane -> why
         room = self._make_free_space()
         for block in sorted(self._unwritten, key=lambda block: (block.lane != KEEP, block.sequence)):
             if block.lane in failed:
+                block.reason = failed[block.lane]
                 continue
             if block.lane == DATA and not room:
                 block.reason = "disk_low"
@@ -339,8 +338,8 @@ class Spool:
                 self._write(block)
                 block.unwritten = False
             except OSError as error:
-                failed.add(block.lane)
                 self._note(block, error)
+                failed[block.lane] = block.reason
         for lane in self._lanes.values():
             mine = [block for block in self._unwritten if block.lane == lane.name and not block.unwritten]
             try:
@@ -361,22 +360,20 @@ class Spool:
         self._say("write", "spool %s: %s; samples are kept in memory", self.folder, error.strerror or error)
 
     def _write(self, block: Block) -> None:
-        """Write one block, after making room for it at the cost of the oldest data."""
+        """Write one block, and make room for it at the cost of the oldest data."""
         lane = self._lanes[block.lane]
         block.reason = ""
-        while self.size_bytes + len(block.payload) + OVERHEAD_BYTES > self._max_bytes and self._drop_oldest(
-            "spool_full"
-        ):
-            pass
         while True:
             try:
                 lane.write(block, self._segment_bytes)
-                return
+                break
             except OSError as error:
                 if error.errno == errno.EFBIG and lane.active_size:
                     lane.seal()  # a limit on the size of one file: the next one has room again
                 elif error.errno not in _NO_ROOM or not self._drop_oldest("disk_full"):
                     raise
+        while self.size_bytes > self._max_bytes and self._drop_oldest("spool_full"):
+            pass
 
     def _make_free_space(self) -> bool:
         """Whether there is room for data, after the oldest data has gone if need be."""
@@ -422,7 +419,7 @@ class Spool:
     def _trim_memory(self) -> None:
         """Forget what is on disk beyond LIVE_SAMPLES, and drop what is not beyond the bounds of memory."""
         count = sum(block.count for block in self._live.values())
-        unsafe = sum(len(block.payload) for block in self._live.values() if not block.durable)
+        unsafe = sum(len(block.packed) for block in self._live.values() if not block.durable)
         for block in list(self._live.values()):
             if count <= LIVE_SAMPLES:
                 break
@@ -430,9 +427,11 @@ class Spool:
             if block.durable:
                 del self._live[block.lane, block.sequence]
             else:
-                block.decoded = None
+                if block.decoded is not None:
+                    block.spare_memory()
+                    unsafe += len(block.packed)
                 if block.lane == DATA and unsafe > self._memory_bytes:
-                    unsafe -= len(block.payload)
+                    unsafe -= len(block.packed)
                     self.dropped[block.reason or "memory"] += block.count
                     self._settle(block)
                     self._say("memory", "spool %s: memory is full too; the oldest samples are dropped", self.folder)

@@ -21,7 +21,7 @@ import pytest
 
 from agent.spool import Spool
 from agent.spool.disk import Disk
-from agent.spool.segment import encode, scan, unpack
+from agent.spool.segment import encode, scan, to_samples, unpack
 from telemetry.sample import Sample
 
 S = 10**9
@@ -132,7 +132,8 @@ def _tear_what_nobody_acknowledged(folder: Path, acknowledged: set[int], rng: ra
         torn += found.torn_bytes > 0
         if found.records and not found.torn_bytes:
             last = found.records[-1]
-            if not {number_of(sample) for sample in unpack(last.payload)} & acknowledged:
+            base = next((unpack(r.payload) for r in found.records if r.sequence == last.base), b"")
+            if not {number_of(sample) for sample in to_samples(unpack(last.payload, base))} & acknowledged:
                 length = len(encode(last))
                 os.truncate(paths[-1], len(data) - rng.randrange(1, length))
                 torn += 1
