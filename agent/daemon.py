@@ -19,7 +19,7 @@ from agent.endpoint import CannotServe, Endpoint
 from agent.engine_status import EngineStatus
 from agent.hosting import Hosting
 from agent.latest import LatestSamples
-from agent.sampler import Sampler, Storage, collectors
+from agent.sampler import SLOW_FIELDS, Sampler, Storage, collectors
 from agent.settings import AgentSettings, EngineTarget
 from agent.spool import Spool, SpoolError
 from telemetry.messages import say
@@ -64,9 +64,13 @@ def once(settings: AgentSettings) -> list[Sample]:
         language=settings.language,
     )
     try:
-        sampler.tick()
+        latest = LatestSamples(settings.interval_s, SLOW_FIELDS)
+        latest.publish(sampler.tick(), 0.0)
         time.sleep(settings.interval_s)
-        return sampler.tick()
+        second = sampler.tick()
+        latest.publish(second, settings.interval_s)
+        events = [sample for sample in second if sample.measurement == "event"]
+        return [*events, *latest.fresh(settings.interval_s)]
     finally:
         sampler.close()
 
@@ -79,7 +83,7 @@ class Agent:
         self._clock = SystemClock()
         self._open_state_folder()
         self._check_store()
-        self._latest = LatestSamples(settings.interval_s)
+        self._latest = LatestSamples(settings.interval_s, SLOW_FIELDS)
         self._watchdog = _watchdog_is_wanted(os.environ)
         self._said = ""
         try:

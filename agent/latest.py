@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from telemetry.catalogue import MEASUREMENTS, Field, Kind
-from telemetry.sample import Sample
+from telemetry.sample import Sample, Value
 
 SERIES_LIMIT = 20_000
 STALE_AFTER_INTERVALS = 3
@@ -16,10 +17,16 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class LatestSamples:
-    """Keeps samples for three intervals, by the monotonic clock; older ones are gone, not repeated."""
+    """Keeps samples for three intervals, by the monotonic clock; older ones are gone, not repeated.
 
-    def __init__(self, interval_s: float) -> None:
+    `slow` names the fields, by measurement, that are not in every sample of a series, and for how many seconds the last value of
+    each stands: it is shown with the newest sample, unless a `state` since then says that the device is out.
+    """
+
+    def __init__(self, interval_s: float, slow: Mapping[str, Mapping[str, float]] | None = None) -> None:
         self._keep_s = STALE_AFTER_INTERVALS * interval_s
+        self._slow = slow or {}
+        self._held: dict[Key, dict[str, tuple[float, Value]]] = {}
         self._lock = threading.Lock()
         self._newest: dict[Key, tuple[float, Sample]] = {}
 
@@ -30,14 +37,36 @@ class LatestSamples:
                     key = (sample.measurement, tuple(sorted(sample.tags.items())))
                     if key in self._newest or len(self._newest) < SERIES_LIMIT:
                         self._newest[key] = (monotonic_s, sample)
+                        self._hold(key, sample, monotonic_s)
             for key in [key for key, (then_s, _) in self._newest.items() if monotonic_s - then_s > self._keep_s]:
                 del self._newest[key]
+                self._held.pop(key, None)
 
     def fresh(self, monotonic_s: float) -> list[Sample]:
         """The samples that are not stale at this moment, in a steady order."""
         with self._lock:
             entries = sorted(self._newest.items(), key=lambda item: item[0])
-        return [sample for _, (then_s, sample) in entries if monotonic_s - then_s <= self._keep_s]
+            return [
+                self._with_held(key, sample, monotonic_s)
+                for key, (then_s, sample) in entries
+                if monotonic_s - then_s <= self._keep_s
+            ]
+
+    def _hold(self, key: Key, sample: Sample, monotonic_s: float) -> None:
+        slow = self._slow.get(sample.measurement)
+        if slow:
+            if sample.fields.get("state", 0) != 0:
+                self._held.pop(key, None)
+            for name in slow.keys() & sample.fields.keys():
+                self._held.setdefault(key, {})[name] = (monotonic_s, sample.fields[name])
+
+    def _with_held(self, key: Key, sample: Sample, monotonic_s: float) -> Sample:
+        held = self._held.get(key)
+        if not held:
+            return sample
+        slow = self._slow[sample.measurement]
+        standing = {name: value for name, (then_s, value) in held.items() if monotonic_s - then_s <= slow[name]}
+        return replace(sample, fields={**standing, **sample.fields})
 
 
 def prometheus_text(samples: Iterable[Sample]) -> str:

@@ -27,6 +27,7 @@ from telemetry.process import die_with_parent
 
 ROOT = Path("/")
 LONGEST_REDISCOVERY_S = 600.0
+LEAST_BETWEEN_OPENINGS_S = 5.0
 
 
 class Reader:
@@ -49,6 +50,7 @@ class Reader:
         self._next_opening_s = 0.0  # monotonic s, while the driver or a GPU is out
         self._rediscover_s = timing.rediscover_s
         self._faulty = False  # a GPU has been out since the last opening
+        self._opened_s = 0.0
         self._checked_s = 0.0  # when the kernel driver's list was last compared
         self._told: list[Row] = []  # the enumeration as the agent knows it
         self._read_s: dict[str, float] = {}  # by uuid, when its last reading ended
@@ -90,7 +92,7 @@ class Reader:
     def _open(self) -> None:
         was_faulty, self._faulty = self._faulty, False
         self._code = self._session.open()
-        self._checked_s = self._clock()
+        self._opened_s = self._checked_s = self._clock()
         if self._code != codes.SUCCESS:
             self._next_opening_s = self._clock() + self._timing.retry_s
             self._tell_bound(set())
@@ -121,7 +123,7 @@ class Reader:
                 reading = gpu.read(self._clock())
             except DriverGone:
                 self._code = codes.UNINITIALIZED
-                self._next_opening_s = self._clock()
+                self._next_opening_s = self._opened_s + min(self._timing.retry_s, LEAST_BETWEEN_OPENINGS_S)
                 return ()
             finally:
                 self._read_s[gpu.uuid] = self._clock()

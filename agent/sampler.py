@@ -17,6 +17,7 @@ from agent.collectors.engine import EngineCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.interface import Collector, Tags, Tick
 from agent.collectors.nvidia import gpu_collector
+from agent.nvml.timing import ReaderTiming, kept_s
 from agent.settings import AgentSettings
 from agent.worker import Late, Worker
 from telemetry import catalogue
@@ -36,6 +37,9 @@ COLLECTORS: Mapping[str, Factory] = {
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "engine": lambda settings, tags, memory: EngineCollector.of(settings, tags, memory),
 }
+
+SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {"gpu": kept_s(ReaderTiming())}
+"""The fields that a collector doesn't read at every tick, and for how many seconds their last value stands."""
 
 ANSWER_WITHIN_INTERVALS = 0.9
 ANSWER_WITHIN_S = 1.0

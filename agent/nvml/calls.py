@@ -77,9 +77,24 @@ class Calls:
         asked = [fid for fid in ids if not self._is_refused(fid)] if self._refused else list(ids)
         if not asked:
             return {}
+        failed = len(self.failures)
         answer = self.ask("field_values", pynvml.nvmlDeviceGetFieldValues, handle, asked)
         if answer is None:
+            if self.failures[failed:] == [codes.INVALID_ARGUMENT] and len(asked) > 1:
+                # one id that this driver doesn't know spoils the lot: find it, once
+                del self.failures[failed:]
+                return {fid: value for one in asked for fid, value in self._field(handle, one).items()}
             return {}
+        return self._taken(answer)
+
+    def _field(self, handle: Any, fid: int) -> dict[int, Number]:
+        answer = self.ask(f"field {fid}", pynvml.nvmlDeviceGetFieldValues, handle, [fid])
+        if answer is None:
+            self._refused[fid] = self._now + self._reprobe_s
+            return {}
+        return self._taken(answer)
+
+    def _taken(self, answer: Any) -> dict[int, Number]:
         self.answered -= 1  # the call itself says little; its entries count
         values: dict[int, Number] = {}
         for entry in answer:

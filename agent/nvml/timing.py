@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -27,6 +28,47 @@ class ReaderTiming:
     rediscover_s: float = 60.0
     identity_s: float = 3600.0
     takeover_s: float = 0.2
+
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "memory_s": (
+        "mem_used_bytes",
+        "mem_total_bytes",
+        "pcie_gen",
+        "pcie_width",
+        "fan_pct",
+        "sm_active_pct",
+        "tensor_active_pct",
+        "dram_active_pct",
+    ),
+    "processes_s": ("processes",),
+    "health_s": (
+        "ecc_corrected_total",
+        "ecc_uncorrected_total",
+        "remapped_rows_total",
+        "remap_pending",
+        "remap_failed",
+        "pcie_replays_total",
+    ),
+    "limits_s": (
+        "temp_limit_c",
+        "mem_temp_limit_c",
+        "power_limit_default_w",
+        "power_limit_requested_w",
+        "sm_clock_max_mhz",
+        "mem_clock_max_mhz",
+        "pcie_gen_max",
+        "pcie_width_max",
+    ),
+}
+"""The fields that are not read at every tick, by their period."""
+
+MISSES = 3
+
+
+def kept_s(timing: ReaderTiming) -> dict[str, float]:
+    """How long a slow field's last value is still the present one, seconds: three of its periods."""
+    return {name: MISSES * getattr(timing, period) for period, names in GROUPS.items() for name in names}
 
 
 def to_argument(timing: ReaderTiming) -> str:

@@ -90,6 +90,20 @@ def test_a_newer_sample_replaces_the_older_one_whole() -> None:
     assert latest.fresh(11.0) == [newer]
 
 
+def test_a_slow_field_stands_for_its_own_time_and_not_beside_a_state_that_says_out() -> None:
+    latest = LatestSamples(1.0, {"gpu": {"mem_used_bytes": 15.0}})
+    latest.publish([Sample("gpu", NODE, {"temp_c": 50.0, "mem_used_bytes": 7.0, "state": 0}, 1)], 10.0)
+    latest.publish([Sample("gpu", NODE, {"temp_c": 51.0, "state": 0}, 2)], 11.0)
+    assert latest.fresh(11.0) == [Sample("gpu", NODE, {"mem_used_bytes": 7.0, "temp_c": 51.0, "state": 0}, 2)]
+    for second in range(12, 27):
+        latest.publish([Sample("gpu", NODE, {"state": 0}, second)], float(second))
+        assert ("mem_used_bytes" in latest.fresh(float(second))[0].fields) == (second <= 25)
+    latest.publish([Sample("gpu", NODE, {"mem_used_bytes": 8.0, "state": 0}, 27)], 27.0)
+    latest.publish([Sample("gpu", NODE, {"state": 4}, 28)], 28.0)
+    latest.publish([Sample("gpu", NODE, {"state": 0}, 29)], 29.0)
+    assert latest.fresh(29.0) == [Sample("gpu", NODE, {"state": 0}, 29)]
+
+
 @pytest.fixture
 def well() -> dict[str, object]:
     return {"well": True, "status": "ok"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.nvml.timing import ReaderTiming
+from agent.nvml.timing import GROUPS, ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.sample import Sample
 from tests.agent.nvidia.conftest import Host, events, gpus
@@ -229,29 +229,31 @@ def test_an_unknown_field_id_is_an_unsupported_one(host: Host) -> None:
     assert collector.errors == 0
 
 
+def test_an_unknown_field_id_that_fails_the_whole_call_is_found_and_left_out(host: Host) -> None:
+    host.scenario.gpu(0).field_strict = 1
+    host.scenario.refuse_field(0, 308, 192, code=2)
+    collector = host.collector()
+    for _ in range(3):
+        fields = gpus(host.tick())["0001"].fields
+        assert (fields["power_w"], fields["mem_temp_c"], fields["throttle_sw_power_s"]) == (512.25, 94.0, 11.5)
+        assert (fields["power_limit_default_w"], fields["power_limit_requested_w"]) == (700.0, 695.0)
+        assert fields["state"] == STATE["ok"]
+    errors = collector.errors
+    assert errors <= 6
+    calls = host.scenario.calls(0, "field_values")
+    host.tick()
+    assert (collector.errors, host.scenario.calls(0, "field_values") - calls) == (
+        errors,
+        3,
+    )  # fast, power and temperature limits
+
+
 def test_slow_groups_are_absent_from_the_ticks_that_do_not_read_them(host: Host) -> None:
     host.collector(ReaderTiming(takeover_s=20.0))
-    first = gpus(host.tick())["0001"].fields
-    second = gpus(host.tick())["0001"].fields
-    slow = {
-        "mem_used_bytes",
-        "pcie_gen",
-        "processes",
-        "ecc_corrected_total",
-        "power_limit_default_w",
-        "sm_clock_max_mhz",
-    }
-    assert slow < first.keys()
-    assert not slow & second.keys()
-    fast = {
-        "util_pct",
-        "sm_clock_mhz",
-        "temp_c",
-        "mem_temp_c",
-        "power_w",
-        "power_limit_w",
-        "throttle_reasons",
-        "energy_j",
-        "pstate",
-    }
-    assert fast < second.keys()
+    first = gpus(host.tick())
+    second = gpus(host.tick())
+    slow = {name for names in GROUPS.values() for name in names}
+    later = {"temp_limit_c", "sm_active_pct", "tensor_active_pct", "dram_active_pct"}  # need several readings
+    assert first["0001"].fields.keys() - second["0001"].fields.keys() == slow - later - {"fan_pct", "mem_temp_limit_c"}
+    assert not slow & (second["0001"].fields.keys() | second["0002"].fields.keys())
+    assert {"fan_pct", "mem_temp_limit_c", "temp_limit_c"} < first["0002"].fields.keys()

@@ -294,6 +294,8 @@ typedef struct {
 
 EXPORT int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
   ENTER(F_FIELD_VALUES);
+  for (int i = 0; i < count && gpu->field_strict; i++)
+    if (values[i].id >= MAX_FIELDS || gpu->field_code[values[i].id] == INVALID_ARGUMENT) return INVALID_ARGUMENT;
   for (int i = 0; i < count; i++) {
     FieldValue *value = &values[i];
     if (value->id >= MAX_FIELDS) {
