@@ -18,7 +18,7 @@ PIECE_BYTES = 65536
 
 
 class ReaderProcess:
-    """One child process and its two pipes. Every method returns at once but `receive`, which has a limit."""
+    """One child process and its two pipes. Every method returns at once or within the limit that it is given."""
 
     def __init__(self, arguments: Sequence[str], proc: Path = Path("/proc")) -> None:
         self._arguments = tuple(arguments)
@@ -102,20 +102,18 @@ class ReaderProcess:
             self._child = None
         return self._child is None
 
-    def kill(self) -> None:
-        """SIGKILL; `reap` tells when it has worked. What the child still had to say is lost."""
+    def kill(self, timeout_s: float = 0.0) -> None:
+        """SIGKILL, and at most `timeout_s` for it to work, which `reap` tells. What the child still had to say is lost."""
         if self._child is not None:
             self._close_pipes(self._child)
             self._child.kill()
             self.killed = True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(timeout_s)
 
     def close(self, timeout_s: float = 0.5) -> None:
         """Kill the child and wait a little for its end; one that is stuck in the kernel is left to it."""
-        if self._child is None:
-            return
-        self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(timeout_s)
+        self.kill(timeout_s)
         self.reap()
 
     @staticmethod

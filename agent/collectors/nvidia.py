@@ -106,14 +106,15 @@ class NvidiaCollector:
 
     def _tend(self, now: float) -> None:
         if self._process.pid is not None:
+            killed = self._process.killed
             if self._process.reap():
-                self._ended(now)
+                if not killed:
+                    self._ended(now)
             elif not self._process.killed and self._is_due_for_restart(now) and not self._process.is_in_kernel():
                 self.errors += 1
                 self._strikes = min(self._strikes + 1, 16)
-                self._process.kill()
-                if self._process.reap():
-                    self._start_at_s = now
+                self._process.kill(0.1)
+                self._process.reap()
         if self._process.pid is None and now >= self._start_at_s:
             try:
                 self._process.start()
@@ -154,9 +155,9 @@ class NvidiaCollector:
         except EOFError:
             return  # reaped and restarted at the next tick
         except BadFrame as error:
-            self.errors += 1
             self._complain(f"the NVML reader talks nonsense: {error}")
             self._process.kill()
+            self._ended(tick.monotonic_s)
 
     # what it says
 

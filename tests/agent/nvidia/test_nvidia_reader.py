@@ -130,7 +130,7 @@ class Nonsense(ReaderProcess):
             self.lives = False
         return not self.lives
 
-    def kill(self) -> None:
+    def kill(self, timeout_s: float = 0.0) -> None:
         self.kills += 1
         self.killed = True
 
@@ -161,6 +161,14 @@ def test_a_reader_that_talks_nonsense_is_killed_counted_and_replaced(answers: Se
     assert (process.kills, collector.errors >= 1) == (1, True)
     collector.collect(Tick(2, 2, 2.0))
     assert process.lives
+
+
+def test_a_reader_that_keeps_talking_nonsense_is_started_less_and_less_often() -> None:
+    process = Nonsense(*[BadFrame("torn")] * 1000)
+    collector = NvidiaCollector({"node": "n"}, process=process)
+    for second in range(1, 301):
+        collector.collect(Tick(second, second, float(second)))
+    assert 10 < process.kills < 20  # after 0, 1, 2, 4, 8, 16 s and then every 30
 
 
 def test_a_reading_of_an_unknown_field_or_gpu_is_dropped() -> None:
