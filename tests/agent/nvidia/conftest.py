@@ -71,6 +71,10 @@ def gpus(samples: Sequence[Sample]) -> dict[str, Sample]:
     return {sample.tags.get("uuid", "")[-4:]: sample for sample in samples if sample.measurement == "gpu"}
 
 
+def states(samples: list[Sample]) -> dict[str, object]:
+    return {name: sample.fields["state"] for name, sample in gpus(samples).items()}
+
+
 def events(samples: Sequence[Sample], kind: str) -> list[Sample]:
     return [sample for sample in samples if sample.measurement == "event" and sample.tags["kind"] == kind]
 

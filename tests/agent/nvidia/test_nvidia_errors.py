@@ -7,14 +7,10 @@ import pytest
 from agent.nvml.timing import GROUPS, ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.sample import Sample
-from tests.agent.nvidia.conftest import Host, events, gpus
+from tests.agent.nvidia.conftest import Host, events, gpus, states
 from tests.doubles.nvml.scenario import ULLONG
 
 STATE = {name: number for number, name in enumerate(GPU_STATES)}
-
-
-def states(samples: list[Sample]) -> dict[str, object]:
-    return {name: sample.fields["state"] for name, sample in gpus(samples).items()}
 
 
 BOTH_OK = {"0001": STATE["ok"], "0002": STATE["ok"]}
