@@ -27,7 +27,7 @@ from engine.checkpoints.find import ModelNotFound, find_model, name_of
 from engine.generation import Generation, max_tokens_of, open_tickets, tokenise
 from engine.metrics import CONTENT_TYPE, EngineMetrics
 from engine.modelconfig import UnsupportedModel
-from engine.service import EngineService, NotServing, load_in_thread
+from engine.service import EngineService, LoadingStopped, NotServing, load_in_thread
 from engine.settings import EngineSettings, SettingsError, check
 from engine.threads import calm_openmp
 from telemetry.messages import say, terminal_language
@@ -41,6 +41,8 @@ log = logging.getLogger("pairscope.engine")
 SEND_BUFFER_BYTES = 16 * 1024
 """What the kernel may hold for a connection, and half of it what we may: a token counts as delivered when it has left for
 there, so these must be small for the count to mean something."""
+STOP_LOADING_S = 1.5
+"""Told to stop while the model loads, the loading thread gets so long to come to its next stop."""
 DEATH_LINGER_S = 1.0
 """After the engine's death, /health says so and clients get their errors for so long; then the process ends, to be restarted."""
 
@@ -209,7 +211,7 @@ class EngineServer:
                 aio.add_signal_handler(number, self._stopping.set)
         self.service.on_death = self._on_death
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listening]))
-        load_in_thread(
+        loading = load_in_thread(
             self.service,
             done=lambda assembled: self._from_thread(aio, self._begin, assembled),
             failed=lambda error: self._from_thread(aio, self._loading_failed, error),
@@ -222,6 +224,8 @@ class EngineServer:
         await self.service.drain()
         self._server.should_exit = True
         await serving
+        # A thread inside torch while the interpreter goes down may take the exit code with it.
+        await asyncio.to_thread(loading.join, STOP_LOADING_S)
         return self.exit_code
 
     def stop(self) -> None:
@@ -243,6 +247,8 @@ class EngineServer:
         notify(READY="1", STATUS=line)
 
     def _loading_failed(self, error: BaseException) -> None:
+        if isinstance(error, LoadingStopped):
+            return
         reason = str(error)
         if isinstance(error, ModelNotFound):
             _complain(say(error.key, self.language, **error.values))

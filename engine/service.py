@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from engine.assembly import Assembled
     from engine.tokenizer import Tokenizer
 
+STOP_STEP_S = 1.0
+"""A step that is under way at the end gets so long to return."""
+
 log = logging.getLogger("pairscope.engine")
 
 
@@ -39,6 +42,10 @@ class NotServing(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class LoadingStopped(Exception):
+    """The server is told to stop while it loads."""
 
 
 class Ticket:
@@ -112,7 +119,9 @@ class EngineService:
         return self._assembled.tokenizer
 
     def note_progress(self, stage: str, progress: float) -> None:
-        """Called by the loading thread."""
+        """Called by the loading thread. LoadingStopped when nobody waits for the model any more."""
+        if self.draining:
+            raise LoadingStopped
         self.stage, self.progress = stage, progress
 
     def begin(self, assembled: Assembled) -> None:
@@ -135,6 +144,7 @@ class EngineService:
             ticket.put(Output(ticket.request, "", 0, Finish.ABORT, "the server is stopping"))
             self._loop.abort(ticket.request.id)
         self._loop.stop()
+        await asyncio.to_thread(self._loop.join, STOP_STEP_S)
 
     def health(self) -> Health:
         if self.death is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 SPIN_COUNT = "200"
 """How often an idle OpenMP thread looks for work before it sleeps. libgomp's default spins for milliseconds: beside one busy
@@ -22,9 +24,14 @@ def calm_openmp() -> None:
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may use: by affinity, and by the CPU quota of its control group (a container's limit)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        granted, period = quota.read_text("ascii").split()
+        return max(1, min(cores, math.ceil(int(granted) / int(period))))
+    except (OSError, ValueError):  # no control group of version 2, or `max`: no quota
+        return cores
 
 
 class ThreadChooser:

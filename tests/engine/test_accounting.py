@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from engine.modelconfig import ModelConfig, RopeScaling
 from engine.request import Request, Sampling
 from engine.scheduler import Row
 from engine.stats import WINDOW_S, EngineStats, Histogram, Occupancy, StepRecord, prompt_len_max, recent
-from engine.threads import TRY_EVERY, ThreadChooser
+from engine.threads import TRY_EVERY, ThreadChooser, usable_cores
 
 
 def shape(layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
@@ -138,3 +140,16 @@ def test_sizes_are_judged_apart_and_one_outlier_does_not_turn_the_choice() -> No
 
 def test_one_core_is_one_thread() -> None:
     assert steps(ThreadChooser(1), 8, {1: 0.02}, 5) == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("content", "cores"), [("100000 100000", 1), ("150000 100000\n", 2), ("max 100000", 3), ("", 3)]
+)
+def test_a_containers_cpu_quota_bounds_the_threads(
+    content: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    quota = tmp_path / "cpu.max"
+    quota.write_text(content)
+    assert usable_cores(quota) == cores
+    assert usable_cores(tmp_path / "absent") == 3

@@ -155,3 +155,42 @@ def test_without_packed_kernels_the_results_are_the_same_within_rounding(
     chosen = logits_of(load(folder), tokens, [60], [1])
     monkeypatch.setattr("engine.loader.choose_kernel", lambda sample, log: Plain)
     torch.testing.assert_close(logits_of(load(folder), tokens, [60], [1]), chosen, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_stays_on_the_models_device(tmp_path: Path, dtype: torch.dtype) -> None:
+    """On torch's `meta` device nothing is computed, but any mixing with another device fails, as it would on CUDA."""
+    device = torch.device("meta")
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path, model_type="qwen2"))
+    scheduler = Scheduler(BlockPool(64, 16), FirstCome(), 8, 40, 256)
+    for id, length in (("a", 3), ("b", 50), ("c", 9)):
+        scheduler.add(Request(id, [1] * length, Sampling(), 0.0))
+    with torch.inference_mode():
+        decoder = load_decoder(checkpoint, dtype, device, 512, lambda done: None, lambda line: None)
+        cache = KVStore(checkpoint.config, 64, 16, dtype, device)
+        shapes = []
+        for _ in range(4):
+            plan = scheduler.schedule()
+            batch = build(plan, 16, dtype, device)
+            logits = decoder.logits(decoder.forward(batch, cache))
+            assert (logits.device, logits.dtype) == (device, dtype)
+            shapes.append((len(batch.decode), len(batch.prefill), logits.shape[0]))
+            for row in plan.rows:
+                row.request.tokens += [1] * row.samples
+                row.request.num_computed += row.count
+    assert shapes == [(0, 2, 40), (1, 2, 23), (1, 0, 3), (1, 0, 3)]
+
+
+def test_half_precision_runs_on_cpu_and_is_near(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, seed=6)
+    tokens = list(range(30))
+    exact = logits_of(load(folder), tokens, [30], [1])
+    with torch.inference_mode():
+        half = load_decoder(
+            open_checkpoint(folder), torch.bfloat16, torch.device("cpu"), 512, lambda done: None, lambda line: None
+        )
+        cache = KVStore(half.config, 8, 16, torch.bfloat16, torch.device("cpu"))
+        scheduler = Scheduler(BlockPool(8, 16), FirstCome(), 1, 64, 256)
+        scheduler.add(Request("a", tokens, Sampling(), 0.0))
+        got = half.logits(half.forward(build(scheduler.schedule(), 16, torch.bfloat16, torch.device("cpu")), cache))
+    assert float((got.float() - exact).abs().mean()) < 0.03 * float(exact.abs().mean())

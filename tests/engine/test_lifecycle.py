@@ -223,6 +223,26 @@ def test_the_process_tells_its_supervisor_when_it_is_ready_and_ends_on_sigterm_w
     told(supervisor, "STOPPING=1")
 
 
+@pytest.mark.parametrize("stage", ["starting", "libraries", "weights", "warm-up"])
+def test_told_to_stop_while_it_loads_it_ends_with_0(folder: Path, free_port: Callable[[], int], stage: str) -> None:
+    port = free_port()
+    started = start_process({"model": str(folder), "port": port, "threads": 1})
+    order = ["starting", "libraries", "weights", "cache", "probe", "warm-up"]
+    until(lambda: (now := seen_stage(port)) and order.index(now) >= order.index(stage), f"stage {stage} or later")
+    started.send_signal(signal.SIGTERM)
+    _, errors = started.communicate(timeout=WAIT_S)
+    assert started.returncode == 0, errors
+
+
+def seen_stage(port: int) -> str | None:
+    """The stage that /health names; `warm-up` also when it is ready already."""
+    try:
+        health = httpx.get(f"http://127.0.0.1:{port}/health", timeout=WAIT_S)
+    except httpx.TransportError:
+        return None
+    return str(health.json().get("stage", "warm-up"))
+
+
 def test_killed_outright_it_is_gone_and_its_client_notices(
     process: tuple[subprocess.Popen[str], str, socket.socket],
 ) -> None:
