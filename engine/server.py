@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -41,7 +42,7 @@ log = logging.getLogger("pairscope.engine")
 SEND_BUFFER_BYTES = 16 * 1024
 """What the kernel may hold for a connection, and half of it what we may: a token counts as delivered when it has left for
 there, so these must be small for the count to mean something."""
-STOP_LOADING_S = 1.5
+STOP_LOADING_S = 0.5
 """Told to stop while the model loads, the loading thread gets so long to come to its next stop."""
 DEATH_LINGER_S = 1.0
 """After the engine's death, /health says so and clients get their errors for so long; then the process ends, to be restarted."""
@@ -188,6 +189,7 @@ class EngineServer:
         metrics = EngineMetrics(model_name, installed_version(), settings.fingerprint(), time.monotonic())
         self.service = EngineService(settings, model_name, metrics)
         self.exit_code = 0
+        self.threads_left = False  # one of our threads is still inside torch although we have stopped
         self._listening = listening
         config = uvicorn.Config(
             Endpoints(self.service).app(),
@@ -224,8 +226,8 @@ class EngineServer:
         await self.service.drain()
         self._server.should_exit = True
         await serving
-        # A thread inside torch while the interpreter goes down may take the exit code with it.
         await asyncio.to_thread(loading.join, STOP_LOADING_S)
+        self.threads_left = loading.is_alive() or self.service.thread_alive
         return self.exit_code
 
     def stop(self) -> None:
@@ -326,8 +328,17 @@ def run(settings: EngineSettings) -> int:
         return 2
     log.info("model %s", found)
     name = settings.model_name or name_of(settings.model)
-    return asyncio.run(_serve(settings, name, listening))
+    server = asyncio.run(_serve(settings, name, listening))
+    if server.threads_left:
+        # Taking the interpreter down around a thread in torch aborts the process: the exit code would be a lie.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(server.exit_code)
+    return server.exit_code
 
 
-async def _serve(settings: EngineSettings, name: str, listening: socket.socket) -> int:
-    return await EngineServer(settings, name, listening).serve()
+async def _serve(settings: EngineSettings, name: str, listening: socket.socket) -> EngineServer:
+    server = EngineServer(settings, name, listening)
+    await server.serve()
+    return server

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.assembly import Assembled
     from engine.tokenizer import Tokenizer
 
-STOP_STEP_S = 1.0
+STOP_STEP_S = 0.5
 """A step that is under way at the end gets so long to return."""
 
 log = logging.getLogger("pairscope.engine")
@@ -107,6 +107,11 @@ class EngineService:
     @property
     def ready(self) -> bool:
         return self._loop is not None and self.death is None
+
+    @property
+    def thread_alive(self) -> bool:
+        """Whether the engine's thread still runs."""
+        return self._loop is not None and self._loop.is_alive()
 
     @property
     def engine(self) -> Engine:

@@ -42,7 +42,7 @@ class EngineSettings:
     default_chat_tokens: int = 1024  # max_tokens of a chat request that names none (never beyond the context)
     stream_buffer: int = 256  # tokens generated but not taken by a streaming client before its request is paused
     stall_timeout_s: float = 5.0  # a client that takes nothing for so long while paused is given up
-    drain_s: float = 2.0  # on SIGTERM, running requests may go on for so long
+    drain_s: float = 1.5  # on SIGTERM, running requests may go on for so long
     stalled_after_s: float = 30.0  # /health says "stalled" when one step has taken longer
 
     def fingerprint(self) -> str:
