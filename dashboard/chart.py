@@ -11,6 +11,7 @@ from typing import Any
 from dashboard.fleet import PairNow
 from dashboard.history import History
 from dashboard.lanes import Curve, DrawnLane, drawn_lanes, throttle
+from dashboard.lost import lost_throughput
 from dashboard.marks import bands, event_marks
 from dashboard.palette import Palette, palette
 from dashboard.reasons import reason_rows, reason_traces
@@ -94,7 +95,10 @@ def pair_chart(pair: PairNow, history: History, selection: Selection) -> Figure:
             continue
         layout[name] = _axis(place, colours) | _range(lane)
         if lane.name == "pair":
-            traces += _gap(lane, origin, place, colours, layout, language)
+            lost, shapes, notes = lost_throughput(lane, place.axis, origin, colours, language)
+            traces += lost
+            layout["shapes"] += shapes
+            layout["annotations"] += notes
         traces += [_line(curve, place.axis, origin, colours) for curve in lane.curves]
         layout["annotations"] += _labels(lane, place, colours)
     layout["shapes"] += bands(history, offset_ms, colours)
@@ -226,115 +230,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _gap(
-    lane: DrawnLane,
-    origin: tuple[float, float],
-    place: Place,
-    colours: Palette,
-    layout: Figure,
-    language: str,
-) -> list[Figure]:
-    """What was spent and not yielded, filled wherever utilisation lies above output; nothing where either is not known."""
-    output = next((curve for curve in lane.curves if curve.field == "output_pct"), None)
-    util = next((curve for curve in lane.curves if curve.field == "util_pct"), None)
-    layout["shapes"].append(
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "yref": f"y{place.axis}",
-            "y0": 100,
-            "y1": 100,
-            "line": {"color": colours.dim, "width": 1, "dash": "dot"},
-            "layer": "below",
-        }
-    )
-    if output is None or util is None:
-        return []
-    polygons = gap_polygons(output.values, util.values)
-    if not polygons:
-        return []
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    for polygon in polygons:
-        xs += [*(round(origin[0] + x * origin[1]) for x, _ in polygon), None]
-        ys += [*(_rounded(y) for _, y in polygon), None]
-    biggest = max(polygons, key=_area)
-    width = max(x for x, _ in biggest) - min(x for x, _ in biggest)
-    if width > 0.12 * len(output.values) and _area(biggest) / width > 9:
-        middle = sum(x for x, _ in biggest) / len(biggest)
-        centre = sum(y for _, y in biggest) / len(biggest)
-        layout["annotations"].append(
-            {
-                "xref": "x",
-                "x": origin[0] + middle * origin[1],
-                "yref": f"y{place.axis}",
-                "y": centre,
-                "text": say("dashboard.chart.lost", language),
-                "showarrow": False,
-                "font": {"color": colours.text["temp"], "size": 13},
-            }
-        )
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": xs[:-1],
-            "y": ys[:-1],
-            "xaxis": "x",
-            "yaxis": f"y{place.axis}",
-            "fill": "toself",
-            "fillcolor": colours.lost,
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-            "name": say("dashboard.chart.lost", language),
-        }
-    ]
-
-
-Polygon = list[tuple[float, float]]
-
-
-def gap_polygons(output: Sequence[float | None], util: Sequence[float | None]) -> list[Polygon]:
-    """Closed outlines (bucket, %) of where `util` is above `output`, cut at the crossings and at every hole in either."""
-    found: list[Polygon] = []
-    top: Polygon = []
-    bottom: Polygon = []
-
-    def close() -> None:
-        if len(top) > 1:
-            found.append([*top, *reversed(bottom)])
-        top.clear()
-        bottom.clear()
-
-    before: tuple[float, float] | None = None
-    for place, (low, high) in enumerate(zip(output, util, strict=True)):
-        if low is None or high is None:
-            close()
-            before = None
-            continue
-        if before is not None and (before[1] > before[0]) != (high > low):
-            was, now = before[1] - before[0], high - low
-            share = was / (was - now)
-            level = before[0] + share * (low - before[0])
-            top.append((place - 1 + share, level))
-            bottom.append((place - 1 + share, level))
-            if high <= low:
-                close()
-        if high > low:
-            top.append((place, high))
-            bottom.append((place, low))
-        before = (low, high)
-    close()
-    return found
-
-
-def _area(polygon: Polygon) -> float:
-    pairs = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
-    return abs(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairs)) / 2
-
-
 def _labels(lane: DrawnLane, place: Place, colours: Palette) -> list[Figure]:
     """What the lane shows, on its left; what it reads now, on its right."""
     large = lane.name == "pair"
@@ -369,16 +264,10 @@ def _span(text: str, colour: str, size: int = 0) -> str:
 
 
 def _badge(language: str, colours: Palette) -> Figure:
-    note = _note(
-        f"<b>{escape(say('dashboard.simulated.badge', language))}</b>",
-        0,
-        1,
-        "#212529",
-        xshift=4,
-        yshift=-4,
-        xanchor="left",
-    )
-    return note | {"yanchor": "top", "bgcolor": "#ffd43b", "borderpad": 3, "opacity": 0.92}
+    """Above the names of the lanes, where no line can run through it."""
+    text = f"<b>{escape(say('dashboard.simulated.badge', language))}</b>"
+    note = _note(text, 0, 1, colours.on_simulated, xshift=-44, yshift=8, xanchor="right")
+    return note | {"yanchor": "bottom", "bgcolor": colours.simulated, "borderpad": 3}
 
 
 def _note(text: str, x: float, y: float, colour: str, **more: object) -> Figure:

@@ -13,7 +13,20 @@ from telemetry.messages import say
 
 _TEXT = ("node", "engine", "model")
 _NUMBERS = ("output", "tokens", "util", "temp", "clock", "throttle", "kv", "queue")
-_WIDTHS = {"node": 150, "engine": 130, "model": 150, "throttle": 180, "verdict": 170}
+_WIDTHS = {
+    "node": 150,
+    "engine": 108,
+    "model": 112,
+    "output": 94,
+    "tokens": 84,
+    "util": 70,
+    "temp": 82,
+    "clock": 92,
+    "throttle": 110,
+    "kv": 66,
+    "queue": 72,
+    "verdict": 132,
+}
 
 
 def columns(language: str) -> list[dict[str, Any]]:
@@ -23,8 +36,8 @@ def columns(language: str) -> list[dict[str, Any]]:
         column: dict[str, Any] = {
             "field": name,
             "headerName": say(f"dashboard.table.{name}", language),
-            "minWidth": _WIDTHS.get(name, 96),
-            "flex": _WIDTHS.get(name, 96),
+            "minWidth": _WIDTHS[name],
+            "flex": _WIDTHS[name],
         }
         if not text:
             column |= {

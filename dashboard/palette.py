@@ -18,6 +18,8 @@ class Palette:
     lost: str  # fill between what is spent and what is yielded
     band: str  # fill of an incident
     unknown: str  # a cell that has no report
+    simulated: str  # ground of the badge on simulated data
+    on_simulated: str
     line: Mapping[str, str]
     text: Mapping[str, str]
     reasons: tuple[str, ...]  # throttle reasons, in the order of telemetry.pairs.THROTTLE_REASONS
@@ -33,6 +35,8 @@ LIGHT = Palette(
     lost="rgba(213, 94, 0, 0.22)",
     band="rgba(201, 42, 42, 0.07)",
     unknown="#ced4da",
+    simulated="#ffd43b",
+    on_simulated="#212529",
     line={
         "tokens": "#0072B2",
         "util": "#E69F00",
@@ -75,6 +79,8 @@ DARK = Palette(
     lost="rgba(232, 120, 30, 0.26)",
     band="rgba(255, 107, 107, 0.09)",
     unknown="#454b52",
+    simulated="#ffd43b",
+    on_simulated="#212529",
     line={
         "tokens": "#3d9be0",
         "util": "#E69F00",

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from flask import Flask, Response, request
 
+from dashboard.filling import fill
 from dashboard.lanes import drawn_lanes
-from dashboard.page import fill
 from dashboard.selection import Selection, read
 from dashboard.settings import DashboardSettings
 from dashboard.units import moment

@@ -16,8 +16,8 @@ from dashboard.view import View
 from rules.verdict import Diagnosis, Fix, Line
 from telemetry.messages import say
 
-VERDICT_STALE_S = 30.0
-"""Triage speaks every 5 s; a verdict this old may no longer hold."""
+VERDICT_STALE_S = 90.0
+"""Triage repeats a standing verdict every 30 s; one that is three times as old may no longer hold."""
 LOW_OUTPUT_PCT = 90.0
 """Below this the strip is not green, whether or not a cause was found."""
 

@@ -13,7 +13,10 @@ _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """`value` with three significant digits and its unit; bytes in powers of ten. NONE for None."""
+    """`value` with its unit and as many digits as one reads at a glance, bytes in powers of ten. NONE for None.
+
+    The digits depend on the size alone, so that a reading does not change its width from look to look.
+    """
     if value is None:
         return NONE
     prefix = ""
@@ -24,7 +27,15 @@ def number(value: float | None, unit: str = "") -> str:
                 break
         else:
             prefix = ""
-    digits = 0 if abs(value) >= 100 or value == int(value) else 1 if abs(value) >= 10 or unit == "%" else 2
+    size = abs(value)
+    if size >= 100 or size == 0 or (unit == "" and value == int(value)):
+        digits = 0
+    elif unit == "%":
+        digits = 0 if size >= 10 else 1
+    elif unit == "°C":
+        digits = 1
+    else:
+        digits = 1 if size >= 10 else 2
     text = f"{value:,.{digits}f}".replace(",", "\u202f")  # a narrow space that does not break
     return f"{text} {prefix}{unit}" if unit else text
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dashboard.fleet import Fleet, PairNow, read_fleet
-from dashboard.history import History, HistoryReader
+from dashboard.history import History
+from dashboard.history_reader import HistoryReader
 from dashboard.selection import Selection, Window
 from dashboard.settings import DashboardSettings
 from rules.verdict import Diagnosis, from_sample

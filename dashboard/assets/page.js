@@ -120,10 +120,11 @@
     const age = meta.age_s === null ? "—" : inWords(meta.age_s + since);
     const mode = failing ? "no_answer" : paused() ? "paused" : "live";
     const text = words(mode, { age });
-    if (text === told) return;
-    told = text;
+    const look = mode === "live" && meta.age_s !== null && meta.age_s + since > meta.stale_s ? "stale" : mode;
+    if (`${look} ${text}` === told) return;
+    told = `${look} ${text}`;
     set("age", { children: text });
-    set("live", { className: `button live live-${mode}`, "aria-pressed": mode === "paused" ? "false" : "true" });
+    set("live", { className: `button live live-${look}`, "aria-pressed": mode === "paused" ? "false" : "true" });
   }
 
   // --- the address

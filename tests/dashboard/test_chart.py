@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from dashboard.chart import gap_polygons, pair_chart
+from dashboard.chart import pair_chart
 from dashboard.fleet import read_fleet
-from dashboard.history import HistoryReader, Incident
+from dashboard.history import Incident
+from dashboard.history_reader import HistoryReader
+from dashboard.lost import gap_polygons
 from dashboard.marks import bands, event_marks
 from dashboard.palette import DARK, LIGHT
 from dashboard.selection import SECOND_NS, PairKey, Selection, Window

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from dashboard.fleet import PairNow, read_fleet
-from dashboard.history import History, HistoryReader, Series
+from dashboard.history import History, Series, incidents
+from dashboard.history_reader import HistoryReader
 from dashboard.lanes import carry_on, drawn_lanes, hold, throttle
 from dashboard.selection import SECOND_NS, PairKey, Window
 from telemetry.sample import Sample
@@ -167,3 +168,64 @@ def test_a_gpu_whose_tags_changed_is_still_one_gpu(store: Store) -> None:
     history = HistoryReader(store).read(pair, Window(NOW - 40 * SECOND_NS, NOW, 2 * SECOND_NS))
     assert len(history.columns["gpu", "temp_c"]) == 1
     assert None not in history.columns["gpu", "temp_c"][0].values
+
+
+def incidents_of(*said: tuple[str, list[int]]) -> list[tuple[str, int, int]]:
+    """(cause, buckets with its verdict) -> (cause, first bucket, end bucket); 60 buckets of 2 s."""
+    window = Window(NOW - 120 * SECOND_NS, NOW, 2 * SECOND_NS)
+    series = [
+        Series({"cause": cause}, [0.9 if place in places else None for place in range(60)]) for cause, places in said
+    ]
+    return [
+        (i.cause, (i.start_ns - window.start_ns) // window.step_ns, (i.end_ns - window.start_ns) // window.step_ns)
+        for i in incidents(series, window)
+    ]
+
+
+def test_an_incident_ends_when_triage_says_that_nothing_is_wrong() -> None:
+    assert incidents_of(("thermal", [10, 25, 40]), ("none", [5, 45])) == [("thermal", 10, 45)]
+
+
+def test_a_verdict_that_is_repeated_each_half_minute_is_one_incident_until_now() -> None:
+    assert incidents_of(("thermal", [10, 25, 40, 55])) == [("thermal", 10, 60)]
+
+
+def test_an_incident_that_triage_stops_repeating_ends() -> None:
+    assert incidents_of(("thermal", [10])) == [("thermal", 10, 32)]
+
+
+def test_another_cause_begins_another_incident() -> None:
+    assert incidents_of(("thermal", [10, 40]), ("power", [20])) == [
+        ("thermal", 10, 20),
+        ("power", 20, 40),
+        ("thermal", 40, 60),
+    ]
+
+
+def test_a_long_window_is_read_newest_first_over_several_looks(store: Store) -> None:
+    time_s = [0.0]
+
+    class Slow:
+        url = ""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        def range(self, *args: object, **options: object) -> object:
+            time_s[0] += (int(str(options["end_ns"])) - int(str(options["start_ns"]))) / SECOND_NS / 1000
+            return store.range(*args, **options)  # type: ignore[arg-type]
+
+    start = NOW - 3600 * SECOND_NS
+    store.write(list(scene.cpu_pair("n1", "e", start, NOW, step_s=5.0)))
+    pair = read_fleet(store, NOW, forget_s=3600, stale_s=15).pairs[PairKey("n1", "e")]
+    reader = HistoryReader(Slow(), clock=lambda: time_s[0])  # type: ignore[arg-type]
+    window = Window(start, NOW, 8 * SECOND_NS)
+    first = reader.read(pair, window)
+    assert first.partial
+    cpu = first.columns["host", "cpu_pct"][0].values
+    assert cpu[-1] is not None and cpu[0] is None
+    looks = 1
+    while reader.read(pair, window).partial:
+        looks += 1
+    assert 2 < looks < 10
+    assert reader.read(pair, window) == HistoryReader(store).read(pair, window)

@@ -81,10 +81,10 @@ def test_stale_data_is_grey_with_its_age_whatever_the_last_verdict_was() -> None
 
 
 def test_a_verdict_that_triage_no_longer_renews_is_grey() -> None:
-    found = strip_of(look(diagnosis=scene.diagnosis(SUBJECT, NOW - 90 * SECOND_NS, HOT)), 15)
+    found = strip_of(look(diagnosis=scene.diagnosis(SUBJECT, NOW - 95 * SECOND_NS, HOT)), 15)
     assert found is not None
     assert found.tone == "unknown"
-    assert "1 min 30 s" in found.text
+    assert "1 min 35 s" in found.text
 
 
 def test_a_verdict_of_another_version_is_said_to_be_unreadable() -> None:
