@@ -28,6 +28,10 @@ _RESERVED = frozenset({"time"})  # InfluxDB's name of the time column
 _MEASUREMENT = re.compile(r"((?:[^\\, ]|\\[, ]|\\(?![, ]))+)")
 _TAG = re.compile(r",((?:[^\\,= ]|\\[,= ]|\\(?![,= ]))+)=((?:[^\\,= ]|\\[,= ]|\\(?![,= ]))+)")
 _FIELD = re.compile(r'((?:[^\\,= ]|\\[,= ]|\\(?![,= ]))+)=(?:"((?:[^"\\]|\\.)*)"|([^,\s"]+))', re.DOTALL)
+_PLAIN_FIELD = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]*)=(?:(-?[0-9]{1,18})i|(-?[0-9]{1,18}(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,2})?))(?:,|\Z)"
+)
+_PLAIN_TIME = re.compile(r"-?[0-9]{1,18}|[1-8][0-9]{18}")
 _TIME = re.compile(r" +(-?[0-9]{1,20}) *$")
 _INT = re.compile(r"([+-]?[0-9]{1,20})[iu]")
 _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
@@ -58,6 +62,42 @@ def encode_many(samples: Iterable[Sample]) -> str:
 def decode(line: str) -> Sample:
     """The sample of one line. ValueError says what is wrong. Booleans come back as 1 and 0, unsigned ints as ints."""
     line = line.rstrip("\r\n")
+    return _decode_plain(line) or _decode_any(line)
+
+
+def _decode_plain(line: str) -> Sample | None:
+    """The common line, without text, escapes or oddities, three times as fast; None for any other."""
+    if "\\" in line or '"' in line:
+        return None
+    head, _, rest = line.partition(" ")
+    body, _, time = rest.partition(" ")
+    named = _plain_head(head)
+    if named is None or not _PLAIN_TIME.fullmatch(time):
+        return None
+    fields: dict[str, Value] = {}
+    length = -1  # the last item has no comma
+    for name, whole, number in _PLAIN_FIELD.findall(body):
+        if whole:
+            fields[name] = int(whole)
+            length += len(name) + len(whole) + 3
+        else:
+            fields[name] = float(number)
+            length += len(name) + len(number) + 2
+    if length != len(body):  # something lay between the items
+        return None
+    return Sample(named[0], named[1], fields, int(time))
+
+
+@lru_cache(maxsize=4096)
+def _plain_head(head: str) -> tuple[str, dict[str, str]] | None:
+    measurement, *parts = head.split(",")
+    pairs = [part.split("=") for part in parts]
+    if not measurement or measurement.startswith("#") or any(len(pair) != 2 or not all(pair) for pair in pairs):
+        return None
+    return measurement, {pair[0]: pair[1] for pair in pairs}
+
+
+def _decode_any(line: str) -> Sample:
     found = _MEASUREMENT.match(line)
     if found is None or line.startswith("#"):
         raise ValueError("no measurement")

@@ -24,7 +24,7 @@ from telemetry.store.admission import admit
 log = logging.getLogger(__name__)
 
 BLOCK_SAMPLES = 2000
-LIVE_SAMPLES = 5000
+LIVE_SAMPLES = 3000
 """So many samples stay in memory for the delivery; older ones are read from disk."""
 PENDING_SAMPLES = 100_000
 LOG_EVERY_S = 60.0

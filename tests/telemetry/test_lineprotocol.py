@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from telemetry.lineprotocol import decode, encode, encode_many, printable, read
+from telemetry.lineprotocol import _decode_any, _decode_plain, decode, encode, encode_many, printable, read
 from telemetry.sample import Sample
 
 GPU = Sample(
@@ -44,7 +44,7 @@ def test_a_design_example_reads_as_floats_ints_and_text() -> None:
     assert isinstance(sample.fields["code"], int) and isinstance(sample.fields["x"], float)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(
     NASTY,
     st.dictionaries(NASTY, NASTY, max_size=4),
@@ -136,3 +136,19 @@ def test_an_endless_line_is_one_problem_and_the_next_line_is_read(monkeypatch: p
     recording = read(io.BytesIO(b"x" * 1050 + b"\nm v=1i 5\n"))
     assert list(recording) == [Sample("m", {}, {"v": 1}, 5)]
     assert recording.bad_lines == 1
+
+
+PLAIN = st.text(st.sampled_from("mt,=1i.e-+ 9"), max_size=24)
+
+
+@settings(max_examples=500, deadline=None)
+@given(PLAIN, PLAIN)
+def test_the_quick_reading_of_a_plain_line_is_the_careful_one(head: str, body: str) -> None:
+    for line in (f"m{head} f={body} 12", f"{head} {body} 7", f"m f=1,g={body},h=2i 9"):
+        quick = _decode_plain(line)
+        if quick is not None:
+            assert quick == _decode_any(line)
+
+
+def test_a_plain_line_is_read_quickly() -> None:
+    assert _decode_plain(encode(GPU)) == GPU

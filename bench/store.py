@@ -1,0 +1,204 @@
+"""How fast the stores are: `python bench/store.py [--gpus 1000] [--seconds 60]`.
+
+A fleet's samples of 40 numeric fields a GPU are written once a second through `Store.write`, then asked for as the pages do. Prints
+one table with a column for each store: SQLite, and a real influxd where one is installed. All times are of this machine, client
+and server together; `cpu` counts this process only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from telemetry import catalogue, lineprotocol  # noqa: E402
+from telemetry.catalogue import Kind  # noqa: E402
+from telemetry.sample import Sample, Value  # noqa: E402
+from telemetry.store import Store, open_store  # noqa: E402
+
+S = 10**9
+FIELDS = [field for field in catalogue.GPU.fields.values() if field.type is not str][:40]
+ONE_GPU = ["util_pct", "temp_c", "power_w", "sm_clock_mhz", "mem_used_bytes", "throttle_reasons", "energy_j", "state"]
+HISTORY_S = 6 * 3600
+DAY_STEP_S = 300
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=60, help="of live ingest at one write a second")
+    options = parser.parse_args()
+    end_ns = time.time_ns() // S * S
+    rows: dict[str, dict[str, str]] = {}
+    names: list[str] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stores = {"sqlite": f"sqlite://{folder}/store.db"}
+        program = shutil.which("influxd")
+        if program is not None:
+            stores["influxdb"] = stack.enter_context(influxd(program, folder))
+        else:
+            print("influxd is not installed: its column is left out", file=sys.stderr)
+        for name, url in stores.items():
+            names.append(name)
+            store = open_store(url)
+            for row, value in measure(store, options.gpus, options.seconds, end_ns):
+                rows.setdefault(row, {})[name] = value
+                print(f"{name}: {row}: {value}", file=sys.stderr)
+            store.close()
+        size = sum(path.stat().st_size for path in folder.glob("store.db*"))
+        rows.setdefault("on disk", {})["sqlite"] = f"{size / 1e6:.0f} MB"
+    rows = {"encoding": dict.fromkeys(names, encoding()), **rows}
+    width = max(map(len, rows))
+    print(f"{'':{width}}  " + "".join(f"{name:>26}" for name in names))
+    for row, values in rows.items():
+        print(f"{row:{width}}  " + "".join(f"{values.get(name, ''):>26}" for name in names))
+    return 0
+
+
+def measure(store: Store, gpus: int, seconds: int, end_ns: int) -> Iterator[tuple[str, str]]:
+    rng = random.Random(1)
+    state = [fresh(rng) for _ in range(gpus)]
+
+    history = HISTORY_S
+    began = time.perf_counter()
+    one = fresh(rng)
+    batch = []
+    for second in range(history):
+        wander(one, rng)
+        batch.append(sample(0, one, end_ns - (history - second) * S))
+        if len(batch) == 5000:
+            store.write(batch)
+            batch = []
+    store.write(batch)
+    yield "bulk load, one GPU, 6 h at 1 Hz", f"{history * len(FIELDS) / (time.perf_counter() - began):,.0f} values/s"
+
+    for t in range(24 * 3600 // DAY_STEP_S):
+        at = end_ns - 24 * 3600 * S + t * DAY_STEP_S * S
+        store.write([sample(index, state[index], at) for index in range(1, gpus)])
+
+    walls: list[float] = []
+    cpu = time.process_time()
+    start = time.monotonic()
+    late = 0
+    for second in range(seconds):
+        for fields in state:
+            wander(fields, rng)
+        tick = [sample(index, fields, end_ns + second * S) for index, fields in enumerate(state)]
+        late += time.monotonic() - start > second + 1
+        time.sleep(max(0.0, start + second - time.monotonic()))
+        began = time.perf_counter()
+        store.write(tick)
+        walls.append(time.perf_counter() - began)
+    cpu = time.process_time() - cpu
+    values = gpus * len(FIELDS)
+    yield f"live, {values:,} values each second", f"{quantiles(walls)}, {late} late"
+    yield "cpu of the writer and its load", f"{cpu / max(1.0, time.monotonic() - start) * 100:.0f} % of a core"
+
+    now = end_ns + seconds * S
+    six_hours = {"start_ns": end_ns - history * S, "end_ns": end_ns, "step_ns": 30 * S}
+    first = {"gpu": "0", "node": "n000"}
+    questions: dict[str, Callable[[], int]] = {
+        f"latest of {gpus} GPUs": lambda: len(store.latest("gpu", since_ns=now - 120 * S)),
+        "6 h of one GPU, 8 fields, 720 buckets": lambda: len(store.range("gpu", ONE_GPU, **six_hours, where=first)),
+        "rate of one counter, 6 h, 720 buckets": lambda: len(
+            store.range("gpu", ["energy_j"], **six_hours, aggregate="rate", where=first)
+        ),
+        "24 h of every GPU, one field, 5 min buckets": lambda: len(
+            store.range("gpu", ["util_pct"], start_ns=end_ns - 24 * 3600 * S, end_ns=end_ns, step_ns=300 * S)
+        ),
+    }
+    for question, ask in questions.items():
+        took = []
+        for _ in range(9):
+            began = time.perf_counter()
+            assert ask() > 0, question
+            took.append(time.perf_counter() - began)
+        yield question, quantiles(took)
+
+
+def fresh(rng: random.Random) -> dict[str, Value]:
+    return {f.name: round(rng.random() * 100, 1) if f.type is float else rng.randrange(8) for f in FIELDS}
+
+
+def wander(fields: dict[str, Value], rng: random.Random) -> None:
+    for f in FIELDS[::2]:
+        value = fields[f.name]
+        assert not isinstance(value, str)
+        if f.kind is Kind.COUNTER:
+            fields[f.name] = value + 1
+        elif f.kind is Kind.GAUGE:
+            fields[f.name] = round(min(100.0, max(0.0, value + rng.random() - 0.5)), 1)
+
+
+def sample(index: int, fields: dict[str, Value], time_ns: int) -> Sample:
+    tags = {
+        "node": f"n{index // 8:03}",
+        "rack": f"r{index // 64:02}",
+        "gpu": str(index % 8),
+        "uuid": f"GPU-{index:08x}",
+    }
+    return Sample("gpu", tags, dict(fields), time_ns)
+
+
+def encoding() -> str:
+    rng = random.Random(2)
+    batch = [sample(index, fresh(rng), S) for index in range(1000)]
+    best = min(timed(lambda: lineprotocol.encode_many(batch)) for _ in range(5))
+    return f"{best * 1e6 / (len(batch) * len(FIELDS)):.2f} us a field"
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def quantiles(seconds: list[float]) -> str:
+    ordered = sorted(seconds)
+    return f"p50 {ordered[len(ordered) // 2] * 1e3:.0f} p95 {ordered[int(len(ordered) * 0.95)] * 1e3:.0f} ms"
+
+
+@contextmanager
+def influxd(program: str, folder: Path) -> Iterator[str]:
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        http, rpc = one.getsockname()[1], two.getsockname()[1]
+    home = folder / "influxdb"
+    home.mkdir()
+    (home / "conf").write_text(
+        f'reporting-disabled = true\nbind-address = "127.0.0.1:{rpc}"\n[meta]\ndir = "{home}/meta"\n'
+        f'[data]\ndir = "{home}/data"\nwal-dir = "{home}/wal"\nindex-version = "tsi1"\nquery-log-enabled = false\n'
+        f'[monitor]\nstore-enabled = false\n[http]\nbind-address = "127.0.0.1:{http}"\nlog-enabled = false\n'
+    )
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen([program, "run", "-config", str(home / "conf")], stdout=log, stderr=log)
+    try:
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{http}/ping", timeout=1).close()
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        yield f"influxdb://127.0.0.1:{http}/bench"
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
