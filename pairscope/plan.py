@@ -37,6 +37,7 @@ def plan_up(
     engine = settings(configuration, "engine", EngineSettings)
     dashboard = settings(configuration, "dashboard", DashboardSettings, **common, language=configuration.language)
     sections: dict[str, Any] = {name: dict(table) for name, table in configuration.sections.items()}
+    dashboard_url = f"http://{dashboard.host}:{dashboard.port}"
     engine_url = f"http://{engine.host}:{engine.port}"
     hosted = host_engine and not sections["agent"].get("engines")
     effective = configuration.state_dir / "up.json"
@@ -54,6 +55,7 @@ def plan_up(
     agent_url = f"http://{agent.host}:{agent.port}"
     if hosted:
         sections["traffic"].setdefault("url", engine_url)
+    sections["triage"].setdefault("external_url", dashboard_url)  # what the links in an alert open
     document = {
         "state_dir": str(configuration.state_dir),
         "store": configuration.store_url,
@@ -78,7 +80,6 @@ def plan_up(
     ports = {"dashboard": (dashboard.host, dashboard.port), "agent": (agent.host, agent.port)}
     if hosted:
         ports["engine"] = (engine.host, engine.port)
-    dashboard_url = f"http://{dashboard.host}:{dashboard.port}"
     return Plan(
         parts=[
             PartSpec(
