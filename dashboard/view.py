@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from dashboard.fleet import Fleet, PairNow, read_fleet
 from dashboard.history import History
 from dashboard.history_reader import HistoryReader
-from dashboard.selection import Selection, Window
+from dashboard.selection import PairKey, Selection, Window
 from dashboard.settings import DashboardSettings
 from rules.verdict import Diagnosis, from_sample
 from telemetry.store import Store, StoreError
@@ -91,7 +91,7 @@ class Viewer:
         window = selection.window(now_ns)
         if fleet is None:
             return View(now_ns, selection, window, problem=problem)
-        pair = fleet.pairs.get(selection.pair) if selection.pair else first_pair(fleet)
+        pair = named_pair(fleet, selection.pair) if selection.pair else first_pair(fleet)
         if pair is None:
             return View(now_ns, selection, window, fleet, problem=problem)
         chosen = pair
@@ -139,6 +139,14 @@ def first_pair(fleet: Fleet) -> PairNow | None:
             if choice:
                 return choice[0]
     return None
+
+
+def named_pair(fleet: Fleet, key: PairKey) -> PairNow | None:
+    """The pair an address names. One that names only a node, as an alert's link does, gets the worst pair of that node."""
+    pair = fleet.pairs.get(key)
+    if pair is not None or key.engine:
+        return pair
+    return next((pair for pair in fleet.worst_first() if pair.key.node == key.node), None)
 
 
 def _diagnosis(pair: PairNow) -> tuple[Diagnosis | None, bool]:

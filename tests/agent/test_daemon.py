@@ -273,7 +273,7 @@ def test_one_sweep_has_rates_and_leaves_nothing_behind(tmp_path: Path) -> None:
     finally:
         engine.close()
     assert samples["engine", "chat"].fields["tokens_per_s"] > 0  # type: ignore[operator]
-    assert samples["engine", "gone"].fields == {"up": 0}
+    assert samples["engine", "gone"].fields == {"up": 0, "starting": 0}
     assert "cpu_pct" in samples["host", ""].fields
     assert len({sample.time_ns for sample in samples.values()}) == 1
     assert not state.exists()

@@ -8,7 +8,7 @@ from dashboard.fleet import Fleet, PairNow, read_fleet
 from dashboard.fleet_map import fleet_map, has_map
 from dashboard.fleet_table import columns, rows
 from dashboard.selection import SECOND_NS, PairKey, Selection
-from dashboard.view import first_pair
+from dashboard.view import first_pair, named_pair
 from telemetry.sample import Sample
 from telemetry.store import Store
 
@@ -86,6 +86,16 @@ def test_a_renamed_model_is_not_a_second_pair(store: Store) -> None:
 def test_the_worst_pair_is_shown_to_a_viewer_who_names_nobody(store: Store) -> None:
     first = first_pair(fleet_of(store, two_nodes()))
     assert first is not None and first.key == PairKey("n1", "chat-a")
+
+
+def test_an_address_that_names_only_a_node_gets_that_nodes_worst_pair() -> None:
+    good, bad, other = PairKey("n1", "a"), PairKey("n1", "b"), PairKey("n2", "c")
+    outputs = {good: 99.0, bad: 60.0, other: 20.0}
+    fleet = Fleet(NOW, {key: PairNow(key, NOW, output_pct=output) for key, output in outputs.items()})
+    found = named_pair(fleet, PairKey("n1"))
+    assert found is not None and found.key == bad
+    assert named_pair(fleet, PairKey("n1", "gone")) is None
+    assert named_pair(fleet, PairKey("n3")) is None
 
 
 def test_a_healthy_real_engine_comes_before_a_healthy_simulated_one() -> None:
