@@ -82,7 +82,7 @@ def build(plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.dev
         decode=tuple(
             _decode_group(single[a:b], a, block_size, dtype, device) for a, b in group_bounds(single, block_size)
         ),
-        prefill=tuple(_prefill_chunks(chunks, len(single), block_size, device)),
+        prefill=tuple(_prefill_chunks(chunks, len(single), block_size, dtype, device)),
         sampled=None if len(samples) == len(ids) else torch.tensor(samples, device=device),
         rows=rows,
     )
@@ -123,7 +123,9 @@ def _decode_group(
     return DecodeGroup(begin, end, None, torch.tensor(table, device=device), mask[:, None, None, :])
 
 
-def _prefill_chunks(rows: Sequence[Row], begin: int, block_size: int, device: torch.device) -> list[PrefillChunk]:
+def _prefill_chunks(
+    rows: Sequence[Row], begin: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[PrefillChunk]:
     chunks = []
     for row in rows:
         end = begin + row.count
@@ -131,7 +133,7 @@ def _prefill_chunks(rows: Sequence[Row], begin: int, block_size: int, device: to
         if row.start:
             used = row.request.blocks[: -(-row.context // block_size)]
             table = torch.tensor(used, device=device)
-            mask = torch.ones(row.count, row.context, dtype=torch.bool, device=device).tril_(row.start)
+            mask = torch.full((row.count, row.context), float("-inf"), dtype=dtype, device=device).triu_(row.start + 1)
         chunks.append(PrefillChunk(begin, end, row.context, table, mask))
         begin = end
     return chunks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from starlette.responses import Response
@@ -178,7 +177,3 @@ async def _send_json(send: Send, code: int, body: Mapping[str, object]) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": code, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": False})
-
-
-def now_s() -> float:
-    return time.monotonic()

@@ -109,6 +109,11 @@ class EngineService:
         return self._loop is not None and self.death is None
 
     @property
+    def num_open(self) -> int:
+        """Requests of clients that have not ended."""
+        return len(self._tickets)
+
+    @property
     def thread_alive(self) -> bool:
         """Whether the engine's thread still runs."""
         return self._loop is not None and self._loop.is_alive()
