@@ -364,7 +364,10 @@ def test_running_numbers_are_exact_while_a_request_runs(server: ThreadServer) ->
     with server.http.stream(
         "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 3000, "stream": True, **GREEDY}
     ):
-        until(lambda: server.metric("context_mean") > 100, "a hundred tokens are cached")
+        until(
+            lambda: server.metric("requests_running") == 1 and server.metric("context_mean") > 100,
+            "a hundred tokens are cached",
+        )
         with server.service.engine.stats.lock:
             occupancy = server.service.engine.stats.occupancy
     assert occupancy.running == 1
