@@ -20,8 +20,9 @@ EVENT_LIMIT = 500
 class PairNow:
     """One pair's newest readings. A value is None when it was not read or is stale; `heard_ns` is when its node last spoke.
 
-    `up` is 1, 0, or None when nobody said; `temp_c` is the hottest GPU's, `clock_mhz` the slowest's, `reasons` of any GPU.
-    `judged` is its newest verdict sample, `restart` the newest restart event of the last hour.
+    `up` is 1, 0, or None when nobody said; `starting` is set while it does not answer because it loads. `temp_c` is the hottest
+    GPU's, `clock_mhz` the slowest's, `reasons` of any GPU. `judged` is its newest verdict sample, `restart` the newest restart
+    event of the last hour.
     """
 
     key: PairKey
@@ -32,6 +33,7 @@ class PairNow:
     gpus: tuple[str, ...] = ()
     simulated: bool = False
     up: int | None = None
+    starting: bool = False
     effort: str = "cpu"
     baseline: str = ""
     output_pct: float | None = None
@@ -177,6 +179,7 @@ def _pair(
         gpus=names,
         simulated=any(sample.tags.get("origin") == SIMULATED for sample in sources),
         up=None if up is None else int(up),
+        starting=value(spoke, "starting") == 1,
         effort=str(output.fields.get("effort", "")) if output else ("gpu" if gpus else "cpu"),
         baseline=str(output.fields.get("baseline", "")) if output else "",
         output_pct=value(output, "output_pct"),

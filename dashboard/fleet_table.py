@@ -68,7 +68,7 @@ def _row(pair: PairNow, fleet: Fleet, selected: PairKey | None, language: str, s
     if silent:
         verdict = say("dashboard.table.silent", language, age=duration(age_s, language))
     elif pair.up == 0:
-        verdict = say("dashboard.table.down", language)
+        verdict = say(f"dashboard.{'strip.starting' if pair.starting else 'table.down'}", language)
     elif not pair.cause or (not named and pair.baseline == "warming" and pair.output_pct is None):
         verdict = say("dashboard.table.warming", language)
     else:
@@ -87,7 +87,7 @@ def _row(pair: PairNow, fleet: Fleet, selected: PairKey | None, language: str, s
         "kv": _round(pair.kv_pct),
         "queue": _round(pair.waiting),
         "verdict": verdict,
-        "named": not silent and (named or pair.up == 0),
+        "named": not silent and (named or (pair.up == 0 and not pair.starting)),
         "silent": silent,
         "selected": pair.key == selected,
         "simulated": say("dashboard.simulated.badge", language) if pair.simulated else "",

@@ -111,8 +111,9 @@ def event_marks(
 
 
 def say_cause(cause: str, language: str) -> str:
-    """A cause in words; one that a newer triage wrote is shown as it is."""
+    """A cause as a label; one that a newer triage wrote is shown as it is."""
     try:
-        return say(f"dashboard.cause.{cause}", language)
+        words = say(f"rules.cause.{cause}", language)
     except KeyError:
         return cause
+    return words[:1].upper() + words[1:]

@@ -25,14 +25,14 @@ def steps(view: View) -> list[Any]:
 
 def _step(step: Step, report: StepReport | None, language: str) -> Any:
     status = str(report.status) if report else "not_checked"
-    word = say(f"dashboard.status.{status}", language) if report else say("dashboard.steps.not_yet", language)
+    word = say(f"rules.status.{status}", language) if report else say("dashboard.steps.not_yet", language)
     symbol = SYMBOLS[report.status] if report else NOT_CHECKED
     lines = [said(line, language) for line in report.evidence] if report else []
     if not lines:
         lines = [say("dashboard.steps.none" if report else "dashboard.steps.not_yet_text", language)]
     head = [
         html.Span(str(step), className="step-number"),
-        html.H3(say(f"dashboard.step.{step}", language)),
+        html.H3(say(f"rules.step.{step}", language)),
         html.Span([html.Span(symbol, **{"aria-hidden": "true"}), f" {word}"], className="step-status"),
     ]
     body: list[Any] = [
@@ -83,7 +83,7 @@ def do_next(view: View) -> list[Any]:
                 html.Li(
                     [
                         html.Span(said(fix, language)),
-                        html.Span(say(f"dashboard.cost.{fix.cost}", language), className=f"cost cost-{fix.cost}"),
+                        html.Span(say(f"rules.cost.{fix.cost}", language), className=f"cost cost-{fix.cost}"),
                     ]
                 )
                 for fix in ordered

@@ -52,8 +52,7 @@ def strip_of(view: View, stale_s: float) -> Strip | None:
         text = say("dashboard.strip.stale_text", language, age=duration(age_s, language))
         return Strip("unknown", say("dashboard.strip.stale", language), text)
     if pair.up == 0:
-        note = said(view.diagnosis.headline, language) if view.diagnosis else ""
-        return Strip("problem", say("dashboard.strip.down", language), down_words(view, pair), note)
+        return _down(view, pair)
     if view.unreadable:
         return Strip(
             "unknown", say("dashboard.strip.unreadable", language), say("dashboard.strip.unreadable_text", language)
@@ -63,6 +62,18 @@ def strip_of(view: View, stale_s: float) -> Strip | None:
             "unknown", say("dashboard.strip.learning", language), say("dashboard.strip.waiting_text", language)
         )
     return _judged(view, view.diagnosis, pair)
+
+
+def _down(view: View, pair: PairNow) -> Strip:
+    language = view.selection.language
+    headline = said(view.diagnosis.headline, language) if view.diagnosis else ""
+    if not pair.starting:
+        return Strip("problem", say("dashboard.strip.down", language), down_words(view, pair), headline)
+    badge = say("dashboard.strip.starting", language)
+    if pair.restart is None:
+        return Strip("unknown", badge, say("dashboard.strip.starting_text", language, engine=pair.key.engine), headline)
+    text = say("dashboard.strip.starting_again", language, text=down_words(view, pair))
+    return Strip("warning", badge, text, headline)
 
 
 def _judged(view: View, diagnosis: Diagnosis, pair: PairNow) -> Strip:

@@ -116,6 +116,14 @@ def test_an_engine_that_is_down_says_how_it_ended(code: int | None, en: str, zh:
         assert (found.tone, found.text) == ("problem", expected)
 
 
+def test_an_engine_that_loads_is_starting_and_no_problem() -> None:
+    found = strip_of(look(replace(PAIR, up=0, starting=True)), 15)
+    assert found is not None and (found.tone, found.text) == ("unknown", "Engine chat is starting")
+    found = strip_of(look(replace(PAIR, up=0, starting=True, restart=restart(-9))), 15)
+    assert found is not None and found.tone == "warning"
+    assert "killed by signal 9" in found.text and "loading again" in found.text
+
+
 def test_a_sentence_that_this_version_does_not_know_shows_its_key() -> None:
     diagnosis = replace(scene.diagnosis(SUBJECT, NOW), headline=Line("rules.summary.of_the_future", {"x": 1}))
     found = strip_of(look(diagnosis=diagnosis), 15)
