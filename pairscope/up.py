@@ -63,8 +63,8 @@ def check_ports(ports: Mapping[str, tuple[str, int]], language: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-            except OSError as error:
-                reason = error.strerror or str(error)
+            except (OSError, OverflowError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
                 raise CannotStart(
                     say("pairscope.up.port_taken", language, name=name, host=host, port=port, reason=reason)
                 ) from None
@@ -115,17 +115,19 @@ class Board:
         plain = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
         self._console.print(say(f"pairscope.up.{key}", self._language, **plain), highlight=False)
 
-    def progress(self, text: str) -> None:
-        """A moving line on a terminal; elsewhere one line for each new stage."""
+    def progress(self, stage: str, share: float | None) -> None:
+        """How far the engine's start is: a moving line on a terminal; elsewhere one line for each new stage."""
+        percent = "" if share is None else f"{share * 100:.0f} %"
         if self._console.is_terminal:
+            text = say("pairscope.up.loading", self._language, stage=escape(stage), percent=percent)
             if self._status is None:
-                self._status = self._console.status(escape(text))
+                self._status = self._console.status(text)
                 self._status.start()
             else:
-                self._status.update(escape(text))
-        elif text.split(" ", 1)[0] != self._last_progress:
-            self._last_progress = text.split(" ", 1)[0]
-            self._console.print(f"  {escape(text)}", highlight=False)
+                self._status.update(text)
+        elif stage != self._last_progress:
+            self._last_progress = stage
+            self.line("loading_line", stage=stage)
 
     def end_progress(self) -> None:
         if self._status is not None:
@@ -261,8 +263,7 @@ def _tend_engine(engine: HostedEngine, view: EngineView, client: httpx.Client, b
     elif was_ready and not view.ready:
         board.line("engine_lost", name=engine.name)
     elif not view.ready and view.stage:
-        share = "" if view.progress is None else f" {view.progress * 100:.0f} %"
-        board.progress(f"{engine.name} {view.stage}{share}")
+        board.progress(view.stage, view.progress)
 
 
 def _how(code: int, language: str) -> str:
