@@ -109,9 +109,9 @@ def up_command(
     host_engine: Annotated[bool, typer.Option("--engine/--no-engine", help=t("up.engine"))] = True,
     model: Annotated[str | None, typer.Option(metavar="DIR|FILE|NAME", help=t("model"))] = None,
     webhook: Annotated[str | None, typer.Option(metavar="URL", help=t("up.webhook"))] = None,
-    dashboard_port: Annotated[int | None, typer.Option(help=t("up.port", part="dashboard"))] = None,
-    engine_port: Annotated[int | None, typer.Option(help=t("up.port", part="engine"))] = None,
-    agent_port: Annotated[int | None, typer.Option(help=t("up.port", part="agent"))] = None,
+    dashboard_port: Annotated[int | None, typer.Option(min=1, max=65535, help=t("up.port", part="dashboard"))] = None,
+    engine_port: Annotated[int | None, typer.Option(min=1, max=65535, help=t("up.port", part="engine"))] = None,
+    agent_port: Annotated[int | None, typer.Option(min=1, max=65535, help=t("up.port", part="agent"))] = None,
     state_dir: StateOption = None,
     store: StoreOption = None,
     config: ConfigOption = None,
@@ -149,7 +149,7 @@ def agent_command(
     as_json: JsonOption = False,
     node: Annotated[str | None, typer.Option(help=t("agent.node"))] = None,
     engine_url: Annotated[list[str] | None, typer.Option(metavar="URL", help=t("agent.engine_url"))] = None,
-    port: Annotated[int | None, typer.Option(help=t("agent.port"))] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("agent.port"))] = None,
     state_dir: StateOption = None,
     store: StoreOption = None,
     config: ConfigOption = None,
@@ -199,7 +199,7 @@ def agent_command(
 def engine_command(
     model: Annotated[str | None, typer.Option(metavar="DIR|FILE|NAME", help=t("model"))] = None,
     host: Annotated[str | None, typer.Option(help=t("engine.host"))] = None,
-    port: Annotated[int | None, typer.Option(help=t("engine.port"))] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("engine.port"))] = None,
     config: ConfigOption = None,
     lang: LangOption = None,
 ) -> None:
@@ -257,7 +257,7 @@ def triage_command(
 @app.command("dashboard", help=t("dashboard.about"))
 def dashboard_command(
     host: Annotated[str | None, typer.Option(help=t("dashboard.host"))] = None,
-    port: Annotated[int | None, typer.Option(help=t("dashboard.port"))] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("dashboard.port"))] = None,
     state_dir: StateOption = None,
     store: StoreOption = None,
     config: ConfigOption = None,

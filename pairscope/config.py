@@ -146,7 +146,12 @@ def settings(configuration: Configuration, section: str, kind: type[Settings], *
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
-            say("pairscope.config.value", spoken, where=f"[{section}] {key}", reason=first["msg"])
+            say(
+                "pairscope.config.value",
+                spoken,
+                where=f"[{section}] {key}".strip(),
+                reason=first["msg"].removeprefix("Value error, "),
+            )
         ) from None
     except ValueError as error:
         raise ConfigError(say("pairscope.config.value", spoken, where=f"[{section}]", reason=error)) from None
