@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from agent.quiet import QuietLog
 from agent.spool import Block, Spool
 from telemetry.sample import Sample
 from telemetry.store import Rejected, Store, StoreError
@@ -17,7 +18,6 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-LOG_EVERY_S = 60.0
 
 
 class Delivery:
@@ -51,7 +51,7 @@ class Delivery:
         self._store: Store | None = None
         self._failures = 0  # in a row
         self._failing_since_s: float | None = None
-        self._logged_s: dict[str, float] = {}
+        self._quiet = QuietLog(log, monotonic)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
 
@@ -125,7 +125,8 @@ class Delivery:
             if rejected:
                 self.rejected += len(rejected)
                 first = rejected[0]
-                self._say(
+                self._spool.rejected_file.add(rejected)
+                self._quiet.warning(
                     "rejected",
                     "%s: refused %d samples for good, such as %s of %s: %s",
                     self._target,
@@ -157,13 +158,13 @@ class Delivery:
         wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures - 1, 10))
         wait_s = max(FIRST_RETRY_S, wait_s * (0.5 + 0.5 * self._jitter()))
         unforeseen = not isinstance(error, StoreError)
-        self._say(
+        self._quiet.warning(
             "failed",
             "%s: %s; next attempt in %.0f s",
             self._target,
             error,
             wait_s,
-            exc_info=error if unforeseen else None,
+            error=error if unforeseen else None,
         )
         self._close_store()
         return wait_s
@@ -180,10 +181,3 @@ class Delivery:
         if store is not None:
             with contextlib.suppress(Exception):
                 store.close()
-
-    def _say(self, topic: str, message: str, *values: object, exc_info: BaseException | None = None) -> None:
-        """At most one line a minute and topic."""
-        now_s = self._monotonic()
-        if now_s - self._logged_s.get(topic, -LOG_EVERY_S) >= LOG_EVERY_S:
-            self._logged_s[topic] = now_s
-            log.warning(message, *values, exc_info=exc_info)

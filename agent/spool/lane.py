@@ -190,6 +190,7 @@ class Lane:
             self._base, self._leaning = (block.sequence, lines), 0
 
     def _begin(self, sequence: int) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)  # someone may have removed it
         path = self._folder / f"{self.name}-{sequence:012d}.seg"
         number = 1
         while path.exists():

@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from agent.quiet import QuietLog
 from agent.spool import cursor
 from agent.spool.disk import Disk
 from agent.spool.lane import DATA, KEEP, Block, Lane, Segment, lane_of, segment_files
+from agent.spool.live import Live
+from agent.spool.rejected import RejectedFile
 from telemetry import catalogue
 from telemetry.lineprotocol import printable
 from telemetry.sample import Sample
@@ -27,7 +30,6 @@ BLOCK_SAMPLES = 2000
 LIVE_SAMPLES = 3000
 """So many samples stay in memory for the delivery; older ones are read from disk."""
 PENDING_SAMPLES = 100_000
-LOG_EVERY_S = 60.0
 CLOSE_S = 2.0
 
 
@@ -65,7 +67,6 @@ class Spool:
         self._max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
         self._segment_bytes = segment_bytes or max(4096, min(4 << 20, max_bytes // 16))
-        self._memory_bytes = memory_bytes
         self._disk = disk or Disk()
         self._monotonic = monotonic
         # two locks, taken in this order: one for the files, held while the disk works, and one for what is in memory, never held so
@@ -74,7 +75,7 @@ class Spool:
         self._pending: list[Sample] = []
         self._appended = 0  # tickets given out
         self._acknowledged = 0
-        self._live: dict[tuple[str, int], Block] = {}  # not settled and in memory, oldest first
+        self._live = Live(LIVE_SAMPLES, memory_bytes)
         self._unwritten: list[Block] = []  # the commit's own
         self._cursor_dirty = False
         self._woken = False
@@ -82,8 +83,9 @@ class Spool:
         self._newest_appended_s: float | None = None
         self._newest_delivered_s: float | None = None
         self._started_s = monotonic()
-        self._logged_s: dict[str, float] = {}
+        self._quiet = QuietLog(log, monotonic)
         self._lock_file = self._open_folder()
+        self.rejected_file = RejectedFile(self.folder)
         self._lanes = {name: Lane(name, self.folder, self._disk) for name in (KEEP, DATA)}
         self._adopt()
         self._stop = threading.Event()
@@ -177,14 +179,7 @@ class Spool:
     def live(self, limit: int) -> list[Block]:
         """The newest blocks that are still in memory, up to about `limit` samples, oldest first."""
         with self._changed:
-            chosen: list[Block] = []
-            count = 0
-            for block in reversed(self._live.values()):
-                if chosen and count + block.count > limit:
-                    break
-                chosen.append(block)
-                count += block.count
-            return chosen[::-1]
+            return self._live.newest(limit)
 
     def backlog(self, limit: int) -> list[Block]:
         """Blocks that are on disk only, newest first: events and alerts before the rest; about `limit` samples, oldest first."""
@@ -217,7 +212,7 @@ class Spool:
                     with self._committing:
                         block.decoded = lane.samples(segment, record)
                 except ValueError as error:
-                    self._say("decode", "spool: a record of %s can't be read: %s", segment.path, error)
+                    self._quiet.warning("decode", "spool: a record of %s can't be read: %s", segment.path, error)
                     segment.damaged = True
                     self.delivered([block])
                     continue
@@ -240,7 +235,7 @@ class Spool:
     def _settle(self, block: Block) -> None:
         block.settled = True
         self._lanes[block.lane].delivered.add(block.sequence, block.sequence)
-        self._live.pop((block.lane, block.sequence), None)
+        self._live.remove(block)
         self._cursor_dirty = True
 
     # --- numbers
@@ -280,9 +275,9 @@ class Spool:
             self._hurry.clear()
             try:
                 self.commit()
-            except Exception:
+            except Exception as error:
                 self.disk_errors_total += 1
-                self._say("commit", "spool: a commit failed and is tried again", exc_info=True)
+                self._quiet.warning("commit", "spool %s: a commit failed and is tried again", self.folder, error=error)
 
     def commit(self) -> bool:
         """Write and sync what is pending, remember what was delivered, remove what is not needed; True when all is durable."""
@@ -293,13 +288,12 @@ class Spool:
                 appended_s = self._newest_appended_s
             blocks = self._blocks(batch, appended_s)
             with self._changed:
-                for block in blocks:
-                    self._live[block.lane, block.sequence] = block
+                self._live.add(blocks)
                 self._unwritten = [block for block in self._unwritten + blocks if not block.settled]
             if self._unwritten:
                 self._write_unwritten()
             with self._changed:
-                self._trim_memory()
+                self._drop_from_memory()
                 self._unwritten = [block for block in self._unwritten if block.unwritten and not block.settled]
                 if not self._unwritten:
                     self._acknowledged = ticket
@@ -311,7 +305,9 @@ class Spool:
         admitted, refused = admit([_clean(sample) for sample in samples])
         if refused:
             self.refused_total += len(refused)
-            self._say("refused", "spool: refused %d samples or fields, such as: %s", len(refused), refused[0].reason)
+            self._quiet.warning(
+                "refused", "spool: refused %d samples or fields, such as: %s", len(refused), refused[0].reason
+            )
         blocks: list[Block] = []
         for name in (KEEP, DATA):
             lane = self._lanes[name]
@@ -350,14 +346,13 @@ class Spool:
                     self._note(block, error)
             else:
                 for block in mine:
-                    block.durable = (
-                        not block.reason
-                    )  # written and given up again in one commit: it lives in memory only
+                    # written and given up again in one commit: it lives in memory only
+                    block.durable = not block.reason
 
     def _note(self, block: Block, error: OSError) -> None:
         block.reason = "disk_full" if error.errno in _NO_ROOM else "disk_error"
         self.disk_errors_total += 1
-        self._say("write", "spool %s: %s; samples are kept in memory", self.folder, error.strerror or error)
+        self._quiet.warning("write", "spool %s: %s; samples are kept in memory", self.folder, error.strerror or error)
 
     def _write(self, block: Block) -> None:
         """Write one block, and make room for it at the cost of the oldest data."""
@@ -384,7 +379,7 @@ class Spool:
                 if free >= least:
                     return True
                 if not self._drop_oldest("disk_low"):
-                    self._say("free", "spool %s: less than %d MB of disk are free", self.folder, least >> 20)
+                    self._quiet.warning("free", "spool %s: less than %d MB of disk are free", self.folder, least >> 20)
                     return False
         except OSError:
             return True  # then the write itself will tell
@@ -405,7 +400,7 @@ class Spool:
         lost = 0
         with self._changed:
             for record in records:
-                block = self._live.get((DATA, record.sequence))
+                block = self._live.get(DATA, record.sequence)
                 if block is not None:
                     block.durable, block.reason = False, reason  # still in memory, and delivered from there
                 elif record.sequence not in lane.delivered:
@@ -413,28 +408,16 @@ class Spool:
             self._settle_span(lane, segment.first, segment.last)
         if lost:
             self.dropped[reason] += lost
-            self._say(reason, "spool %s: no room (%s), the oldest %d samples were dropped", self.folder, reason, lost)
+            self._quiet.warning(
+                reason, "spool %s: no room (%s), the oldest %d samples were dropped", self.folder, reason, lost
+            )
         return True
 
-    def _trim_memory(self) -> None:
-        """Forget what is on disk beyond LIVE_SAMPLES, and drop what is not beyond the bounds of memory."""
-        count = sum(block.count for block in self._live.values())
-        unsafe = sum(len(block.packed) for block in self._live.values() if not block.durable)
-        for block in list(self._live.values()):
-            if count <= LIVE_SAMPLES:
-                break
-            count -= block.count
-            if block.durable:
-                del self._live[block.lane, block.sequence]
-            else:
-                if block.decoded is not None:
-                    block.spare_memory()
-                    unsafe += len(block.packed)
-                if block.lane == DATA and unsafe > self._memory_bytes:
-                    unsafe -= len(block.packed)
-                    self.dropped[block.reason or "memory"] += block.count
-                    self._settle(block)
-                    self._say("memory", "spool %s: memory is full too; the oldest samples are dropped", self.folder)
+    def _drop_from_memory(self) -> None:
+        for block in self._live.trim():
+            self.dropped[block.reason or "memory"] += block.count
+            self._settle(block)
+            self._quiet.warning("memory", "spool %s: memory is full too; the oldest samples are dropped", self.folder)
 
     def _tidy(self) -> None:
         """Remember what was delivered, then remove the segments that are not needed any longer, in this order."""
@@ -452,7 +435,7 @@ class Spool:
                 # on a full disk the segments must still go: a segment that is gone needs no cursor
                 self._cursor_dirty = True
                 self.disk_errors_total += 1
-                self._say(
+                self._quiet.warning(
                     "cursor", "spool %s: %s while noting what was delivered", self.folder, error.strerror or error
                 )
                 if error.errno not in _NO_ROOM:
@@ -483,7 +466,7 @@ class Spool:
 
     def _settle_span(self, lane: Lane, first: int, last: int) -> None:
         if first <= last and not lane.delivered.covers(first, last):
-            for span in _spans_without(first, last, self._live, lane.name):
+            for span in self._live.spans_without(lane.name, first, last):
                 lane.delivered.add(*span)
             self._cursor_dirty = True
 
@@ -510,26 +493,8 @@ class Spool:
         finally:
             self._committing.release()
 
-    def _say(self, topic: str, message: str, *values: object, exc_info: bool = False) -> None:
-        """At most one line a minute and topic."""
-        now = self._monotonic()
-        if now - self._logged_s.get(topic, -LOG_EVERY_S) >= LOG_EVERY_S:
-            self._logged_s[topic] = now
-            log.warning(message, *values, exc_info=exc_info)
-
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-
-
-def _spans_without(first: int, last: int, live: dict[tuple[str, int], Block], lane: str) -> list[tuple[int, int]]:
-    """first..last without the numbers of live blocks, as closed spans."""
-    spans: list[tuple[int, int]] = []
-    start = first
-    for number in sorted(number for name, number in live if name == lane and first <= number <= last):
-        spans.append((start, number - 1))
-        start = number + 1
-    spans.append((start, last))
-    return [span for span in spans if span[0] <= span[1]]
 
 
 def _clean(sample: Sample) -> Sample:

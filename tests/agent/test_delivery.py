@@ -12,6 +12,8 @@ import pytest
 
 from agent.delivery import Delivery
 from agent.spool import Spool
+from agent.spool.rejected import RejectedFile
+from telemetry.lineprotocol import read
 from telemetry.sample import Sample
 from telemetry.store import Rejected, Store, StoreDown, StoreError, open_store
 from telemetry.store.sqlite import SqliteStore
@@ -160,7 +162,20 @@ def test_a_refused_sample_is_counted_and_not_sent_again(spool: Spool) -> None:
     delivery.carry()
     assert spool.waiting_blocks == 0
     assert (delivery.delivered, delivery.rejected) == (2, 1)
+    kept = spool.rejected_file.path
+    assert "field type conflict" in kept.read_text()
+    assert list(read(kept)) == [host(1)]
     spool.close()
+
+
+def test_the_file_of_refused_samples_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.spool.rejected.MOST_BYTES", 2000)
+    kept = RejectedFile(tmp_path)
+    for second in range(100):
+        kept.add([Rejected(host(second), "a reason\nof two lines"), Rejected(Sample("\n", {}, {}, 0), "no sample")])
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 5000
+    recording = read(kept.path)
+    assert host(99) in list(recording) and recording.bad_lines == 0
 
 
 def test_a_store_that_cannot_be_opened_is_tried_again(spool: Spool, tmp_path: Path) -> None:
