@@ -1,6 +1,7 @@
 """The spool: samples that outlive a crash, a power cut, a full disk and an outage of the store, until they are delivered.
 
-`spool.py` is the whole of it; `segment.py` the form of its files, `cursor.py` what was delivered, `disk.py` the system calls.
+`spool.py` is its face; `journal.py` decides what is kept where and what goes first, in two lanes (`lane.py`) of segment files
+(`segment.py`) and in memory (`live.py`); `cursor.py` remembers what was delivered; `disk.py` holds the system calls.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def test_a_failing_disk_keeps_samples_in_memory_and_resumes(folder: Path, call: 
     spool.commit()
     disk.fails = {call: number}
     if call in ("create", "sync_folder"):
-        spool._lanes["data"].seal()
+        spool._journal.lanes["data"].seal()
     for second in range(1, 4):
         spool.append([host(second), event(second)])
         assert not spool.commit()
