@@ -66,7 +66,7 @@ def create_app(store: Store, settings: DashboardSettings) -> Any:
         assets_ignore=FIRST_SCRIPT,
         serve_locally=True,
         suppress_callback_exceptions=False,
-        include_assets_files=True,
+        enable_mcp=False,
     )
     app.index_string = INDEX.format(language=settings.language, first=FIRST_SCRIPT)
     app.layout = skeleton()

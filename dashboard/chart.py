@@ -81,7 +81,7 @@ def pair_chart(pair: PairNow, history: History, selection: Selection) -> Figure:
         },
         "dragmode": "zoom",
         "uirevision": f"{pair.key}|{selection.range}",
-        "meta": {"offset_ms": offset_ms, "start_ms": window.start_ns / 1e6, "end_ms": window.end_ns / 1e6},
+        "meta": {"offset_ms": offset_ms, "lanes": _whereabouts(lanes, places)},
         "shapes": [],
         "annotations": [],
         "xaxis": _time_axis(colours, selection, start_ms, end_ms, places),
@@ -124,6 +124,17 @@ def _places(lanes: Sequence[DrawnLane], reasons: int) -> tuple[list[Place], int]
         places.append(Place(axis, max(0.0, (top - height) / whole), min(1.0, top / whole), height))
         top -= height + GAP_PX
     return places, math.ceil(whole)
+
+
+def _whereabouts(lanes: Sequence[DrawnLane], places: Sequence[Place]) -> dict[str, list[float]]:
+    """Field -> top and bottom of its lane in px from the figure's top, so that the page can point at what evidence speaks of."""
+    whole = sum(place.height_px for place in places) + GAP_PX * max(0, len(places) - 1)
+    found: dict[str, list[float]] = {}
+    for lane, place in zip(lanes, places, strict=True):
+        names = [f"{curve.measurement}.{curve.field}" for curve in lane.curves]
+        for name in names or ["gpu.throttle_reasons"]:
+            found.setdefault(name, [round(TOP_PX + (1 - edge) * whole) for edge in (place.high, place.low)])
+    return found
 
 
 def _time_axis(

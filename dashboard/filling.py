@@ -22,7 +22,8 @@ from telemetry.messages import say
 
 Filling = list[tuple[str, dict[str, Any]]]
 
-BESIDE_NODES = 8
+BESIDE_NODES = 4
+NODE_PX, FRAME_PX = 56, 150  # of the fleet map: a node, and what stands around
 
 
 def fill(view: View, settings: DashboardSettings) -> tuple[Filling, dict[str, Any]]:
@@ -124,7 +125,7 @@ def _fleet(view: View, fleet: Fleet | None, settings: DashboardSettings) -> Fill
                     ]
                 },
             ),
-            ("fleet", {"figure": map_, "style": {"height": f"{map_['layout']['height']}px"}}),
+            ("fleet", {"figure": map_, "style": _map_size(fleet, map_)}),
             (
                 "fleet-frame",
                 {
@@ -148,7 +149,15 @@ def _beside(fleet: Fleet) -> dict[str, Any]:
         return {"className": "fleet-view", "style": {}}
     return {
         "className": "fleet-view beside",
-        "style": {"gridTemplateColumns": f"{150 + 52 * max(count, 3)}px minmax(0, 1fr)"},
+        "style": {"gridTemplateColumns": f"{FRAME_PX + 20 + NODE_PX * max(count, 3)}px minmax(0, 1fr)"},
+    }
+
+
+def _map_size(fleet: Fleet, map_: dict[str, Any]) -> dict[str, str]:
+    return {
+        "height": f"{map_['layout']['height']}px",
+        "width": "100%",
+        "maxWidth": f"{FRAME_PX + NODE_PX * max(len(fleet.nodes), 3)}px",
     }
 
 

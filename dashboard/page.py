@@ -61,10 +61,16 @@ def skeleton() -> Any:
         [
             html.Div(id="chart-head", className="card-head"),
             html.Div(
-                dcc.Graph(id="chart", figure=EMPTY_FIGURE, config=dict(CONFIG)),
-                id="chart-frame",
-                role="img",
-                tabIndex="0",
+                [
+                    html.Div(
+                        dcc.Graph(id="chart", figure=EMPTY_FIGURE, config=dict(CONFIG)),
+                        id="chart-frame",
+                        role="img",
+                        tabIndex="0",
+                    ),
+                    html.Div(id="glow", className="glow"),
+                ],
+                className="chart-stage",
             ),
         ],
         className="card chart-card",

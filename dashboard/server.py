@@ -136,8 +136,7 @@ def add_routes(server: Flask, viewer: Viewer, settings: DashboardSettings) -> No
     @server.get("/healthz")
     def healthz() -> Response:
         """200 while the page can be served; `store` says whether it has something to show."""
-        looked = viewer.look(Selection(language=settings.language))
-        body = {"status": "ok", "store": looked.problem or "ok"}
+        body = {"status": "ok", "store": viewer.trouble() or "ok"}
         return Response(json.dumps(body), mimetype="application/json", headers={"Cache-Control": "no-store"})
 
 

@@ -10,10 +10,12 @@ from dashboard.strip import said
 from dashboard.view import View
 from rules.verdict import Cost, Status, Step, StepReport
 from telemetry.messages import say
+from telemetry.pairs import LANES
 
 SYMBOLS = {Status.CONFIRMED: "●", Status.SYMPTOM: "↳", Status.RULED_OUT: "✓", Status.NO_DATA: "?"}
 NOT_CHECKED = "○"
 EVIDENCE_LINES = 4
+DRAWN = frozenset(f"{trace.measurement}.{trace.field}" for lane in LANES for trace in lane.traces)
 COSTS = (Cost.SOFTWARE_CHEAP, Cost.OPERATIONS_CHEAP, Cost.HARDWARE_COSTLY)
 
 
@@ -25,18 +27,22 @@ def steps(view: View) -> list[Any]:
 
 def _step(step: Step, report: StepReport | None, language: str) -> Any:
     status = str(report.status) if report else "not_checked"
-    word = say(f"rules.status.{status}", language) if report else say("dashboard.steps.not_yet", language)
+    word = _word(step, report, language)
     symbol = SYMBOLS[report.status] if report else NOT_CHECKED
-    lines = [said(line, language) for line in report.evidence] if report else []
+    lines = [(said(line, language), line.lane) for line in report.evidence] if report else []
     if not lines:
-        lines = [say("dashboard.steps.none" if report else "dashboard.steps.not_yet_text", language)]
+        lines = [(say("dashboard.steps.none" if report else "dashboard.steps.not_yet_text", language), "")]
     head = [
         html.Span(str(step), className="step-number"),
-        html.H3(say(f"rules.step.{step}", language)),
+        html.H3(_title(step, language)),
         html.Span([html.Span(symbol, **{"aria-hidden": "true"}), f" {word}"], className="step-status"),
     ]
     body: list[Any] = [
-        html.Ul([html.Li(text) for text in lines[:EVIDENCE_LINES]], title="\n".join(lines), className="step-evidence")
+        html.Ul(
+            [_evidence(text, lane) for text, lane in lines[:EVIDENCE_LINES]],
+            title="\n".join(text for text, _ in lines),
+            className="step-evidence",
+        )
     ]
     if report is not None and step is not Step.VALIDITY:
         body.append(_odds(report, language))
@@ -46,6 +52,27 @@ def _step(step: Step, report: StepReport | None, language: str) -> Any:
         className=f"step step-{status}{small}",
         role="listitem",
     )
+
+
+def _evidence(text: str, lane: str) -> Any:
+    """One sentence; where its lane is drawn, pointing at it lights the lane up."""
+    name = "gpu.throttle_reasons" if lane.startswith("gpu.throttle_") else lane
+    if name not in DRAWN:
+        return html.Li(text)
+    return html.Li(text, tabIndex="0", className="has-lane", **{"data-lane": name})
+
+
+def _title(step: Step, language: str) -> str:
+    return say("dashboard.steps.validity", language) if step is Step.VALIDITY else say(f"rules.step.{step}", language)
+
+
+def _word(step: Step, report: StepReport | None, language: str) -> str:
+    """The status in words. Of the numbers' validity one does not say that it is ruled out."""
+    if report is None:
+        return say("dashboard.steps.not_yet", language)
+    if step is Step.VALIDITY and report.status is not Status.NO_DATA:
+        return say(f"dashboard.steps.{'valid' if report.status is Status.RULED_OUT else 'doubtful'}", language)
+    return say(f"rules.status.{report.status}", language)
 
 
 def _odds(report: StepReport, language: str) -> Any:

@@ -112,6 +112,10 @@ class Viewer:
             problem or trouble,
         )
 
+    def trouble(self) -> str:
+        """Why the store can't be read now; empty while it can."""
+        return self._fleets.get(None, self._read_fleet)[1]
+
     def _read_fleet(self) -> tuple[Fleet | None, str]:
         settings = self._settings
         try:

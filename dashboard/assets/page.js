@@ -202,6 +202,18 @@
     setTimeout(() => set("copy", { children: before }), 1500);
   }
 
+  // --- evidence points at its lane
+
+  function light(event) {
+    const glow = document.getElementById("glow");
+    const line = event.type === "mouseover" || event.type === "focusin" ? event.target.closest("[data-lane]") : null;
+    const plot = document.querySelector("#chart .js-plotly-plot");
+    const lanes = (plot && plot.layout && plot.layout.meta && plot.layout.meta.lanes) || {};
+    const place = line && lanes[line.dataset.lane];
+    glow.classList.toggle("lit", Boolean(place));
+    if (place) Object.assign(glow.style, { top: `${place[0] - 5}px`, height: `${place[1] - place[0] + 10}px` });
+  }
+
   // --- what dash calls
 
   const handlers = {
@@ -245,6 +257,8 @@
         if (document.hidden) clearTimeout(timer);
         else if (!paused()) look();
       });
+      const walk = document.getElementById("steps");
+      for (const kind of ["mouseover", "mouseout", "focusin", "focusout"]) walk.addEventListener(kind, light);
       setInterval(tellAge, 1000);
       look();
     },

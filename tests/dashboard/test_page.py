@@ -175,6 +175,17 @@ def test_hostile_names_are_text_everywhere(page: Any, browser: Any) -> None:
     assert HOSTILE in browser.text("#table")
 
 
+def test_evidence_lights_up_the_lane_that_it_speaks_of(page: Any, browser: Any) -> None:
+    browser.open(f"{page.url}/?node=n1&engine=chat&lang=en")
+    browser.run("document.querySelector('.step-confirmed [data-lane=\"gpu.temp_c\"]').focus()")
+    browser.wait("document.getElementById('glow').classList.contains('lit')")
+    glow = browser.value("document.getElementById('glow').getBoundingClientRect().toJSON()")
+    ys = browser.value(f"{PLOT}.querySelector('.subplot.xy3 .js-line').getBoundingClientRect().toJSON()")
+    assert glow["top"] < ys["top"] and ys["bottom"] < glow["bottom"]
+    browser.run("document.activeElement.blur()")
+    browser.wait("!document.getElementById('glow').classList.contains('lit')")
+
+
 def test_refreshing_stops_while_paused_and_while_the_tab_is_hidden(page: Any, browser: Any) -> None:
     browser.open(f"{page.url}/?node=n1&engine=chat&lang=en")
     browser.click("#live")

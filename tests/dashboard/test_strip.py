@@ -140,7 +140,7 @@ def test_all_six_steps_are_shown_with_word_and_symbol_also_before_any_verdict() 
         for entry, symbol in zip(shown, expected, strict=True):
             assert f'"{symbol}"' in words(entry)
     text = words(steps(look(diagnosis=scene.diagnosis(SUBJECT, NOW, HOT))))
-    for word in ("confirmed", "ruled out", "symptom", "no data", "prior 40 %", "now 92 %"):
+    for word in ("valid", "confirmed", "ruled out", "symptom", "no data", "prior 40 %", "now 92 %"):
         assert word in text, word
 
 
