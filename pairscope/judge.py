@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 from rules.present import MARKS, present_all
@@ -29,12 +31,24 @@ COLOURS = {
 }
 
 
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A moving line on the terminal while something takes long; nothing where nobody looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(escape(what)):
+        yield
+
+
 def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> list[Diagnosis]:
     """Judge a line-protocol file. StoreError, in one line, when it can't be read or holds nothing; bad lines are told of."""
     language = settings.language
     try:
-        recording = lineprotocol.read(path)
-        samples = list(recording)
+        with working(say("pairscope.judge.reading", language, where=path)):
+            recording = lineprotocol.read(path)
+            samples = list(recording)
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
@@ -51,7 +65,8 @@ def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> 
         Console(stderr=True, soft_wrap=True).print(warning, style="yellow", markup=False, highlight=False)
     if not samples:
         raise StoreError(say("pairscope.judge.no_samples", language, where=path))
-    return judge(samples, at_ns, JudgeSettings(preset=settings.priors))
+    with working(say("pairscope.judge.judging", language, count=len(samples))):
+        return judge(samples, at_ns, JudgeSettings(preset=settings.priors))
 
 
 def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) -> list[Diagnosis]:
@@ -72,7 +87,8 @@ def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) ->
             )
     finally:
         store.close()
-    return judge(samples, end_ns, JudgeSettings(preset=settings.priors))
+    with working(say("pairscope.judge.judging", settings.language, count=len(samples))):
+        return judge(samples, end_ns, JudgeSettings(preset=settings.priors))
 
 
 def _read(store: Store, start_ns: int, end_ns: int, where: Where | None) -> list[Sample]:
