@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rules.evidence import Evidence
 from rules.finding import Effect, Finding, line
 from rules.priors import STEP_OF, Priors
-from rules.verdict import Cause, Line, Status, Step, StepReport, Verdict
+from rules.verdict import Cause, Cost, Line, Status, Step, StepReport, Verdict
 
 SLOWED = frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.SOFTWARE, Cause.CONTENTION, Cause.STORAGE, Cause.HOST_CPU))
 EXPLAINS: Mapping[Cause, frozenset[Cause]] = {
@@ -34,6 +34,7 @@ EXPLAINS: Mapping[Cause, frozenset[Cause]] = {
 LEAD_NS = 30 * 10**9
 """A finding that began this long before another is not its symptom."""
 
+CHEAPEST_FIRST = tuple(Cost)
 SUREST = 0.98
 SCOPES: Mapping[Cause, str] = {
     Cause.THERMAL: "node",
@@ -122,7 +123,7 @@ def verdicts_of(
                 subject=tags,
                 since_ns=since.get(finding.cause, finding.since_ns),
                 evidence=(*finding.evidence, *symptoms),
-                fixes=finding.fixes,
+                fixes=tuple(sorted(finding.fixes, key=lambda fix: CHEAPEST_FIRST.index(fix.cost))),
                 summary=finding.summary,
             )
         )

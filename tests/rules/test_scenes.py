@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from rules.triage import Triage, judge
-from rules.verdict import Cause, Diagnosis, Status, Step, from_sample, to_sample
+from rules.verdict import Cause, Cost, Diagnosis, Status, Step, from_sample, to_sample
 from telemetry.catalogue import check
 from telemetry.sample import Sample
 from tests.rules.plant import SECOND, T0, Fault, Moment, Node, bend, event, fleet, scene
@@ -94,6 +94,9 @@ def test_a_fault_is_named_within_a_minute_and_nowhere_else(name: str) -> None:
     assert verdict.cause is cause and verdict.confidence > 0.6
     assert verdict.since_ns is not None and abs(verdict.since_ns - (T0 + AT * SECOND)) <= 15 * SECOND
     assert verdict.evidence and verdict.fixes
+    assert [list(Cost).index(fix.cost) for fix in verdict.fixes] == sorted(
+        list(Cost).index(fix.cost) for fix in verdict.fixes
+    )
     report = next(step for step in last.steps if step.step is verdict.step)
     assert report.status is Status.CONFIRMED and report.posterior > 0.6
 
