@@ -23,13 +23,7 @@ def admit(samples: Sequence[Sample]) -> tuple[list[Sample], list[Rejected]]:
     refused: list[Rejected] = []
     for sample in samples:
         measurement = catalogue.MEASUREMENTS.get(sample.measurement)
-        reason = (
-            f"unknown measurement {sample.measurement!r}"
-            if measurement is None
-            else _tags_problem(sample.measurement, tuple(sample.tags.items()))
-        )
-        if not reason and not 0 < sample.time_ns <= lineprotocol.INT_MAX:
-            reason = f"time {sample.time_ns} ns is not after 1970 or beyond 64 bits"
+        reason = _problem(sample) if measurement is not None else f"unknown measurement {sample.measurement!r}"
         if reason or measurement is None:
             refused.append(Rejected(sample, reason))
             continue
@@ -60,6 +54,17 @@ def admit(samples: Sequence[Sample]) -> tuple[list[Sample], list[Rejected]]:
 
 def _with(sample: Sample, fields: dict[str, Value]) -> Sample:
     return Sample(sample.measurement, {k: v for k, v in sample.tags.items() if v}, fields, sample.time_ns)
+
+
+def _problem(sample: Sample) -> str:
+    """What is wrong with the sample as a whole; empty when nothing is."""
+    try:
+        reason = _tags_problem(sample.measurement, tuple(sample.tags.items()))
+    except TypeError:
+        reason = "its tags are not text"
+    if not reason and not (isinstance(sample.time_ns, int) and 0 < sample.time_ns <= lineprotocol.INT_MAX):
+        reason = f"time {sample.time_ns!r} is not a number of nanoseconds since 1970 within 64 bits"
+    return reason
 
 
 @lru_cache(maxsize=16384)

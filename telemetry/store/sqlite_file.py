@@ -68,19 +68,33 @@ class DatabaseFile:
                 raise StoreError(f"store {path}: is a folder; name a file in it")
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-            kind = self._kind()
+            with self._folder_lock():
+                self._open_locked()
         except PermissionError as error:
             raise StoreError(f"store {path}: no permission for {error.filename}; {self._remedy()}") from None
         except OSError as error:
             raise StoreError(f"store {path}: {error.strerror or error}") from None
+        if not self.writable:
+            with self.reading() as connection:
+                self._check_version(connection)
+            return
+        try:
+            with self._translated():
+                assert self._writer is not None
+                self._check_pages(self._writer)
+        except Damaged as error:
+            self.set_aside(str(error))
+
+    def _open_locked(self) -> None:
+        path = self.path
+        kind = self._kind()
         if kind == "foreign":
             raise StoreError(f"store {path}: is not a PairScope store; name another file, or move this one away")
         folder_writable = os.access(path.parent, os.W_OK | os.X_OK)
-        self.writable = folder_writable and (not path.exists() or os.access(path, os.W_OK))
+        self.writable = folder_writable and (kind == "absent" or os.access(path, os.W_OK))
         if not self.writable:
-            if not path.exists():
+            if kind == "absent":
                 raise StoreError(f"store {path}: the folder can't be written by this user; {self._remedy()}")
-            self._check_schema()
             return
         if kind == "damaged":
             self._replace(f"store {path}: is damaged (its first page is not that of a database)")
@@ -94,32 +108,32 @@ class DatabaseFile:
         return f"let uid {os.getuid()} write in {self.path.parent}, or name another place"
 
     def _kind(self) -> str:
-        """new, ours (perhaps), damaged, or foreign: a file that never was a database must not be moved away."""
-        if not self.path.exists() or self.path.stat().st_size == 0:
-            return "new"
+        """absent, ours (perhaps), damaged, or foreign: a file that never was a database must not be moved away."""
+        if not self.path.exists():
+            return "absent"
         with self.path.open("rb") as file:
             head = file.read(16)
-        if head == _MAGIC:
+        if head in (_MAGIC, b""):
             return "ours"
         had_wal = self.path.with_name(self.path.name + "-wal").exists()
         return "damaged" if had_wal or not head.strip(b"\0") else "foreign"
 
     def _initialise(self) -> None:
-        with self._folder_lock(), self._translated():
+        """Connect the writer, and lay the file out if it is new. For who holds the folder's lock."""
+        with self._translated():
             connection = self._connect()
             try:
                 if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
                     connection.execute("PRAGMA page_size=8192")
                     connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
                 connection.execute("PRAGMA journal_mode=WAL")
-                connection.execute("BEGIN IMMEDIATE")
                 self._check_version(connection)
                 if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                    connection.execute("BEGIN IMMEDIATE")
                     connection.execute(_SCHEMA)
                     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
                     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                connection.execute("COMMIT")
-                self._check_pages(connection)
+                    connection.execute("COMMIT")
             except BaseException:
                 connection.close()
                 raise
@@ -140,10 +154,6 @@ class DatabaseFile:
             connection.set_progress_handler(None, 0)
         if found != "ok":
             raise Damaged(f"store {self.path}: is damaged ({' '.join(str(found).split())})")
-
-    def _check_schema(self) -> None:
-        with self.reading() as connection:
-            self._check_version(connection)
 
     def _check_version(self, connection: sqlite3.Connection) -> None:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
@@ -249,37 +259,37 @@ class DatabaseFile:
         """Rename a damaged file (and its WAL) and start a new one. Nothing happens if another process has done so already."""
         if not self.writable:
             raise Damaged(reason)
-        with self._write_lock:
+        with self._write_lock, self._folder_lock():
             self._replace(reason)
             self._initialise()
 
     def _replace(self, reason: str) -> None:
-        with self._folder_lock():
-            seen, self._identity = self._identity, None
-            self._drop_connections()
-            if seen is not None and seen != self._on_disk():
-                return
-            suffix = time.strftime(".damaged-%Y%m%dT%H%M%SZ", time.gmtime())
-            aside = self.path.with_name(self.path.name + suffix)
-            number = 1
-            while aside.exists():
-                number += 1
-                aside = self.path.with_name(f"{self.path.name}{suffix}-{number}")
-            try:
-                for part in ("-shm", "-wal", ""):
-                    old = self.path.with_name(self.path.name + part)
-                    if old.exists():
-                        old.rename(aside.with_name(aside.name + part))
-            except OSError as error:
-                raise StoreError(
-                    f"store {self.path}: is damaged and can't be renamed ({error.strerror}); move it away"
-                ) from None
-            log.warning("%s; it is kept as %s and a new one is begun", reason, aside)
+        """Move the file away, unless another process has done so. For who holds the folder's lock."""
+        seen, self._identity = self._identity, None
+        self._drop_connections()
+        if seen is not None and seen != self._on_disk():
+            return
+        suffix = time.strftime(".damaged-%Y%m%dT%H%M%SZ", time.gmtime())
+        aside = self.path.with_name(self.path.name + suffix)
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = self.path.with_name(f"{self.path.name}{suffix}-{number}")
+        try:
+            for part in ("-shm", "-wal", ""):
+                old = self.path.with_name(self.path.name + part)
+                if old.exists():
+                    old.rename(aside.with_name(aside.name + part))
+        except OSError as error:
+            raise StoreError(
+                f"store {self.path}: is damaged and can't be renamed ({error.strerror}); move it away"
+            ) from None
+        log.warning("%s; it is kept as %s and a new one is begun", reason, aside)
 
     def _follow(self) -> None:
         """If the file was replaced or removed under us, go on with the one that is there now, or a new one."""
         if self.writable and self._identity is not None and self._on_disk() != self._identity:
-            with self._write_lock:
+            with self._write_lock, self._translated(), self._folder_lock():
                 if self._on_disk() != self._identity:
                     self._drop_connections()
                     self._initialise()

@@ -95,10 +95,26 @@ def test_a_bad_sample_is_refused_by_name_and_the_others_are_stored(store: Store)
             gpu(3, {"xid_total": 2**63}),
             gpu(4, {"xid_total": "many"}),
             gpu(5, {}),
+            Sample("gpu", {"node": 7}, {"util_pct": 1.0}, T0),  # type: ignore[dict-item]
+            Sample("gpu", {"node": ["n"]}, {"util_pct": 1.0}, T0),  # type: ignore[dict-item]
+            Sample("gpu", {"node": "n"}, {"util_pct": 1.0}, T0 + 0.5),  # type: ignore[arg-type]
+            Sample("gpu", {"node": "n"}, {"util_pct": 1.0}, -1),
         ]
     )
     assert store.samples("gpu", start_ns=T0, end_ns=T0 + 9 * S) == [good, gpu(2, {"temp_c": 40.0})]
-    named = ["nonsense", "no_such_field", "node", "util_pct", "xid_total", "xid_total", "no fields"]
+    named = [
+        "nonsense",
+        "no_such_field",
+        "node",
+        "util_pct",
+        "xid_total",
+        "xid_total",
+        "no fields",
+        "",
+        "tags",
+        "time",
+        "time",
+    ]
     assert [name in entry.reason for name, entry in zip(named, refused, strict=True)] == [True] * len(named)
 
 

@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -335,6 +336,39 @@ def test_processes_write_and_read_one_file_at_once(path: Path) -> None:
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert reads > 3
     assert len(store.samples("host", start_ns=T0, end_ns=T0 + 100 * S)) == 2 * 40 * 20
+    store.close()
+
+
+def _open_and_write(path: str, start: Barrier, number: int) -> None:
+    start.wait(30)
+    store = open_store(f"sqlite://{path}")
+    store.write([host(number)])
+    store.close()
+
+
+def test_processes_that_start_together_make_one_file(path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["telemetry.store"])
+    for attempt in range(3):
+        start = context.Barrier(4)
+        place = path.with_name(f"store{attempt}.db")
+        processes = [context.Process(target=_open_and_write, args=(str(place), start, n)) for n in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0] * 4
+        assert stored(place) == [0, 1, 2, 3]
+    assert [p for p in path.parent.iterdir() if "damaged" in p.name] == []
+
+
+def test_a_reader_opens_while_a_writer_holds_the_file(path: Path) -> None:
+    store = open_store(f"sqlite://{path}")
+    store.write([host(0)])
+    assert isinstance(store, SqliteStore)
+    with store._file.writing() as connection:
+        connection.execute("CREATE TABLE busy (x)")
+        assert stored(path) == [0]  # opens, reads and closes inside the other's transaction
     store.close()
 
 
