@@ -103,7 +103,7 @@ class EngineEvidence:
     up: Seen = None  # share of the window in which it answered
     down_s: float = 0.0  # how long it has not answered, counted to the newest sample
     starting: bool = False  # it does not answer because it loads, as its newest sample says
-    counters: bool = False  # its metrics were seen within the last minutes
+    blind: bool = False  # it answers, and none of its metrics were seen in the window
     tokens_per_s: Seen = None
     prompt_tokens_per_s: Seen = None
     running: Seen = None
@@ -118,7 +118,7 @@ class EngineEvidence:
     prompt_len: Seen = None
     output_len: Seen = None
     context: Seen = None
-    prompt_share: Seen = None  # prompt tokens for each output token
+    prompt_share: Seen = None  # computed prompt tokens for each output token
     prefix_hit: Seen = None  # share of queried tokens, 0..1
     stats_age: Seen = None
     uptime_s: float | None = None
@@ -184,6 +184,7 @@ class PeerEvidence:
     waiting: float | None = None  # median
     running: float | None = None
     tokens_per_s: float | None = None
+    usual_running: float | None = None  # median of what is usual for each
 
 
 @dataclass(frozen=True, slots=True)

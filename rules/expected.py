@@ -39,7 +39,7 @@ class Load:
     running: float  # sequences, mean
     waiting: float
     tokens_per_s: float
-    prompt_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None  # computed ones: without those found in the prefix cache
     context: float | None  # tokens a sequence, mean
 
     @property
@@ -56,7 +56,7 @@ class Load:
 
     @property
     def prompt_share(self) -> float | None:
-        """Prompt tokens for each output token."""
+        """Computed prompt tokens for each output token."""
         if self.prompt_tokens_per_s is None or self.tokens_per_s <= 0:
             return None
         return self.prompt_tokens_per_s / self.tokens_per_s

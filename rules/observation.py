@@ -71,6 +71,11 @@ class Reader:
         known = device.known(name, self.at_ns)
         return None if known is None else self.seen(device, name, source, known, 1)
 
+    def plain(self, reading: float, lane: str, source: str = "", samples: int = 1) -> Observation:
+        """A derived reading beside what is usual for it, without its beginning."""
+        low, middle, high, learned_from = self.habit(lane, source)
+        return Observation(reading, lane, source, middle, low, high, learned_from, samples=samples)
+
     def seen(self, device: Device, name: str, source: str, reading: float, samples: int) -> Observation:
         lane = f"{device.measurement}.{name}"
         low, middle, high, learned_from = self.habit(lane, source)
@@ -114,9 +119,7 @@ class Reader:
         grown = self.growth(device, name, NOW_S)
         if grown is None or grown[1] <= 0:
             return None
-        low, middle, high, learned_from = self.habit(lane, source)
-        reading = grown[0] / grown[1] * per_s
-        return Observation(reading, lane, source, middle, low, high, learned_from)
+        return self.plain(grown[0] / grown[1] * per_s, lane, source)
 
 
 def observe_gpus(reader: Reader, gpus: Sequence[Device], neighbours: Sequence[Device]) -> tuple[GpuEvidence, ...]:
@@ -223,35 +226,16 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
     uptime = reader.last(engine, "uptime_s")
     blocks = reader.last(engine, "kv_blocks_count")
     oom = reader.growth(engine, "oom_total", BACK_S)
-    tokens, prompts = reader.gauge(engine, "tokens_per_s"), reader.gauge(engine, "prompt_tokens_per_s")
-    share = None
-    if tokens is not None and prompts is not None:
-        # means, since prompts come in bursts and a median of bursts is zero
-        out = engine.values("tokens_per_s", reader.start(NOW_S), reader.at_ns)
-        into = engine.values("prompt_tokens_per_s", reader.start(NOW_S), reader.at_ns)
-        if sum(out) > 0:
-            low, middle, high, learned_from = reader.habit("engine.prompt_tokens_per_s", "share")
-            mean = (sum(into) / len(into)) / (sum(out) / len(out))
-            share = Observation(
-                mean, "engine.prompt_tokens_per_s", "share", middle, low, high, learned_from, samples=len(into)
-            )
-    queries, hits = (reader.growth(engine, name, 2 * NOW_S) for name in ("prefix_queries_total", "prefix_hits_total"))
-    hit = None
-    if queries is not None and hits is not None and queries[0] > 0:
-        low, middle, high, learned_from = reader.habit("engine.prefix_hits_total", "")
-        hit = Observation(hits[0] / queries[0], "engine.prefix_hits_total", "", middle, low, high, learned_from)
+    hit = prefix_hit(engine, reader.start(2 * NOW_S), reader.at_ns)
     return EngineEvidence(
         name=engine.tags.get("engine", ""),
         age_s=(reader.at_ns - engine.last_ns) / SECOND if engine.last_ns else math.inf,
         up=up,
         down_s=_down_s(reader, engine),
         starting=_is_starting(reader, engine),
-        counters=bool(
-            engine.values("generation_tokens_total", reader.start(BACK_S), reader.at_ns)
-            or engine.values("tokens_per_s", reader.start(BACK_S), reader.at_ns)
-        ),
-        tokens_per_s=tokens,
-        prompt_tokens_per_s=prompts,
+        blind=_is_blind(reader, engine),
+        tokens_per_s=reader.gauge(engine, "tokens_per_s"),
+        prompt_tokens_per_s=reader.gauge(engine, "prompt_tokens_per_s"),
         running=reader.gauge(engine, "requests_running"),
         waiting=reader.gauge(engine, "requests_waiting"),
         kv_used=reader.gauge(engine, "kv_used_pct"),
@@ -264,12 +248,46 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         prompt_len=reader.gauge(engine, "prompt_len_mean"),
         output_len=reader.gauge(engine, "output_len_mean"),
         context=reader.gauge(engine, "context_mean"),
-        prompt_share=share,
-        prefix_hit=hit,
+        prompt_share=_prompt_share(reader, engine),
+        prefix_hit=None if hit is None else reader.plain(hit, "engine.prefix_hits_total"),
         stats_age=reader.last(engine, "stats_age_s"),
         uptime_s=None if uptime is None else uptime.value,
         frozen_s=_frozen_s(reader, engine),
         probe_ok=None if probe is None else bool(probe.value),
+    )
+
+
+def prefix_hit(engine: Device, start_ns: int, end_ns: int) -> float | None:
+    """Share of queried prompt tokens found in the prefix cache, 0..1; None without counters or queries."""
+    queries, hits = (
+        [count for _, count in engine.points(name, start_ns, end_ns)]
+        for name in ("prefix_queries_total", "prefix_hits_total")
+    )
+    if len(queries) < 2 or len(hits) < 2 or queries[-1] <= queries[0] or hits[-1] < hits[0]:
+        return None
+    return min((hits[-1] - hits[0]) / (queries[-1] - queries[0]), 1.0)
+
+
+def _prompt_share(reader: Reader, engine: Device) -> Seen:
+    """Computed prompt tokens for each output token; of means, since prompts come in bursts and a median of bursts is zero."""
+    out = engine.values("tokens_per_s", reader.start(NOW_S), reader.at_ns)
+    into = engine.values("prompt_tokens_per_s", reader.start(NOW_S), reader.at_ns)
+    if not into or sum(out) <= 0:
+        return None
+    computed = 1 - (prefix_hit(engine, reader.start(NOW_S), reader.at_ns) or 0.0)
+    share = computed * (sum(into) / len(into)) / (sum(out) / len(out))
+    return reader.plain(share, "engine.prompt_tokens_per_s", "share", len(into))
+
+
+def _is_blind(reader: Reader, engine: Device) -> bool:
+    """It answers, for most of the window, and shows none of the numbers that its output is read from."""
+    start = reader.start(NOW_S)
+    answers = engine.points("up", start, reader.at_ns)
+    if not answers or not all(up for _, up in answers) or answers[-1][0] - answers[0][0] < 0.6 * NOW_S * SECOND:
+        return False
+    return not any(
+        engine.values(name, start, reader.at_ns)
+        for name in ("generation_tokens_total", "tokens_per_s", "requests_running")
     )
 
 
@@ -322,9 +340,7 @@ def observe_host(reader: Reader, host: Device) -> HostEvidence:
     known = [seen for seen in swaps if seen is not None]
     swap = None
     if known:
-        low, middle, high, learned_from = reader.habit("host.swap_in_bytes_s", "both")
-        total = sum(seen.value for seen in known)
-        swap = Observation(total, "host.swap_in_bytes_s", "both", middle, low, high, learned_from)
+        swap = reader.plain(sum(seen.value for seen in known), "host.swap_in_bytes_s", "both")
     return HostEvidence(
         age_s=(reader.at_ns - host.last_ns) / SECOND if host.last_ns else math.inf,
         cpu=reader.gauge(host, "cpu_pct"),

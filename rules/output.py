@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rules.evidence import OutputEvidence
 from rules.expected import Load, Point, StepModel, expect, point_of
-from rules.observation import BACK_S, FINISH_S, NOW_S
+from rules.observation import BACK_S, FINISH_S, NOW_S, prefix_hit
 from rules.thresholds import Bar
 from rules.window import SECOND, Device
 
@@ -32,12 +32,13 @@ def load_of(engine: Device, start_ns: int, end_ns: int) -> Load | None:
         return None
     waiting = engine.values("requests_waiting", start_ns, end_ns)
     prompts = engine.values("prompt_tokens_per_s", start_ns, end_ns)
+    computed = 1 - (prefix_hit(engine, start_ns, end_ns) or 0.0)
     context = engine.values("context_mean", start_ns, end_ns)
     return Load(
         running=statistics.fmean(running),
         waiting=statistics.fmean(waiting) if waiting else 0.0,
         tokens_per_s=statistics.fmean(tokens),
-        prompt_tokens_per_s=statistics.fmean(prompts) if prompts else None,
+        prompt_tokens_per_s=statistics.fmean(prompts) * computed if prompts else None,
         context=statistics.fmean(context) if context else None,
     )
 

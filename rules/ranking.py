@@ -27,8 +27,8 @@ EXPLAINS: Mapping[Cause, frozenset[Cause]] = {
     Cause.MEMORY_KV: frozenset((Cause.SCHEDULING,)),
     Cause.HOST_CPU: frozenset((Cause.MEMORY_KV, Cause.STORAGE)),
     Cause.CONTENTION: frozenset((Cause.MEMORY_KV,)),
-    Cause.SOFTWARE: frozenset((Cause.MEMORY_KV,)),
-    Cause.COLD_START: frozenset((Cause.MEMORY_KV, Cause.REQUEST_MIX, Cause.SOFTWARE, Cause.HOST_CPU, Cause.STORAGE)),
+    Cause.SOFTWARE: frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.COLD_START)),
+    Cause.COLD_START: frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.REQUEST_MIX, Cause.HOST_CPU, Cause.STORAGE)),
     Cause.STORAGE: frozenset((Cause.MEMORY_KV,)),
 }
 LEAD_NS = 30 * 10**9
@@ -158,9 +158,13 @@ def reports_of(
             lines = [found for entry in entries for found in (_follows(entry), *entry.finding.evidence)]
         else:
             status = Status.NO_DATA
-            if any(finding.status is Status.RULED_OUT for finding in here):
+            if ranked and any(finding.status is Status.SYMPTOM for finding in here):
+                status = Status.SYMPTOM
+            elif any(finding.status in (Status.RULED_OUT, Status.SYMPTOM) for finding in here):
                 status = Status.RULED_OUT
             lines = [found for finding in here if finding.status is status for found in finding.evidence]
+            if status is Status.RULED_OUT:
+                lines += [found for finding in here if finding.status is Status.SYMPTOM for found in finding.evidence]
         posterior = sum(entry.confidence for entry in roots) / total
         reports.append(StepReport(step, status, _distinct(lines), priors.of_step(step), posterior))
     return tuple(reports)

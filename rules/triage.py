@@ -235,7 +235,9 @@ class _Fleet:
         if not loads:
             return PeerEvidence()
         waiting, running, tokens = (statistics.median(column) for column in zip(*loads, strict=True))
-        return PeerEvidence(len(loads), waiting, running, tokens)
+        ranges = [memory.usual.range("engine.requests_running", "") for memory in self.kin_of(pair)]
+        usual = [known[1] for known in ranges if known is not None]
+        return PeerEvidence(len(loads), waiting, running, tokens, statistics.median(usual) if usual else None)
 
     def other_inlets(self, pair: Pair) -> list[float]:
         return [

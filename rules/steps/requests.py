@@ -1,19 +1,44 @@
-"""Step 3: did the work change? Prompt and output lengths, and the share of prefill, against usual; judged by what they cost.
+"""Step 3: did the work change? Prompt and output lengths, prefix hits and the share of prefill, judged by what they cost.
 
-Healthy traffic moves its own mean prompt by half within an hour, so a length alone is never a finding: the change must explain a loss.
+Healthy traffic moves its own mean prompt by half within an hour, so a length alone is never a finding: the change must explain a loss
+of output, or a queue that was not there.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rules.evidence import Evidence, Observation, ratio, value
-from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from rules.finding import Effect, Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
 from rules.priors import Strength
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What moved, beyond what healthy spans showed."""
+
+    longer_prompts: bool
+    more_prefill: bool
+    fewer_hits: bool
+    longer_outputs: bool
+
+    @property
+    def any(self) -> bool:
+        return self.longer_prompts or self.more_prefill or self.longer_outputs
+
+    @property
+    def prefill(self) -> bool:
+        return self.longer_prompts or self.more_prefill
+
+    @property
+    def signs(self) -> int:
+        return self.longer_prompts + self.more_prefill + self.fewer_hits + self.longer_outputs
+
+
 def request_mix(evidence: Evidence, bar: Bar) -> Finding:
-    """R15: longer prompts, more prefill for each output token, or longer answers, that explain at least half of the loss."""
+    """R15: longer prompts, fewer prefix hits, more prefill for each output token, or longer answers, that explain what is lost."""
     engine = evidence.engine
     if engine is None or (engine.prompt_len is None and engine.prompt_share is None):
         return no_data(Cause.REQUEST_MIX, line("no_lengths"))
@@ -22,43 +47,72 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
         _against_usual("prompt_share", engine.prompt_share),
         _against_usual("output_len", engine.output_len),
     ]
-    longer_prompts = bar.reached("request_mix.prompt_ratio", ratio(engine.prompt_len)) and _beyond(engine.prompt_len)
-    more_prefill = bar.reached("request_mix.share_ratio", ratio(engine.prompt_share)) and _beyond(engine.prompt_share)
-    longer_output = bar.reached("request_mix.output_ratio", ratio(engine.output_len)) and _beyond(engine.output_len)
+    change = change_of(evidence, bar)
     effect = effect_of(evidence, bar)
     explained = explained_share(evidence)
-    changed = longer_prompts or more_prefill or longer_output
-    if not changed or not effect.slow_output or not bar.reached("request_mix.explained", explained):
-        return ruled_out(
-            Cause.REQUEST_MIX,
-            *lines,
-            line("mix_not_the_loss", "engine.prompt_len_mean", explained_pct=100 * max(explained or 0.0, 0.0))
-            if changed and effect.slow_output
-            else line("mix_harmless", "engine.prompt_len_mean")
-            if changed
-            else None,
-        )
-    prompts = longer_prompts or more_prefill
+    queued = is_queued(evidence, bar)
+    costs = effect.slow_output and bar.reached("request_mix.explained", explained)
+    if change.prefill and costs and (queued or bar.reached("request_mix.loss_ratio", evidence.output.output_ratio)):
+        return _longer_prefill(evidence, effect, change, lines, explained or 0.0)
+    if change.longer_outputs and queued and not effect.slow_work:
+        return _longer_answers(evidence, effect, lines)
+    why = None
+    if change.any:
+        why = line("mix_harmless", "engine.prompt_len_mean")
+        if effect.slow_output and not bar.reached("request_mix.explained", explained):
+            why = line("mix_not_the_loss", "engine.prompt_len_mean", explained_pct=100 * max(explained or 0.0, 0.0))
+    return ruled_out(Cause.REQUEST_MIX, *lines, why)
+
+
+def change_of(evidence: Evidence, bar: Bar) -> Change:
+    engine = evidence.engine
+    if engine is None:
+        return Change(False, False, False, False)
+    return Change(
+        bar.reached("request_mix.prompt_ratio", ratio(engine.prompt_len)) and _beyond(engine.prompt_len),
+        bar.reached("request_mix.share_ratio", ratio(engine.prompt_share)) and _beyond(engine.prompt_share),
+        bar.reached("request_mix.prefix_ratio", ratio(engine.prefix_hit)),
+        bar.reached("request_mix.output_ratio", ratio(engine.output_len)) and _beyond(engine.output_len),
+    )
+
+
+def is_queued(evidence: Evidence, bar: Bar) -> bool:
+    """More requests wait than usual, and more than chance makes."""
+    waiting = evidence.engine.waiting if evidence.engine else None
+    if waiting is None or not bar.reached("scheduling.peer_waiting", waiting.value):
+        return False
+    return waiting.value > 2 * max(waiting.usual_high or 0.0, 1.0)
+
+
+def _longer_prefill(
+    evidence: Evidence, effect: Effect, change: Change, lines: list[Line | None], explained: float
+) -> Finding:
+    engine = evidence.engine
+    ratios = [ratio(engine.prompt_len), ratio(engine.prompt_share)] if engine else []
+    prompt_rate, hit = (engine.prompt_tokens_per_s, engine.prefix_hit) if engine else (None, None)
+    only_hits = change.fewer_hits and not change.longer_prompts
+    hit_line = None
+    if change.fewer_hits and hit is not None:
+        hit_line = line("prefix_hit", hit.lane, now_pct=100 * hit.value, usual_pct=100 * (hit.usual or 0.0))
     return confirmed(
         Cause.REQUEST_MIX,
-        Strength.STRONG if (longer_prompts and more_prefill) else Strength.FAIR,
+        Strength.STRONG if change.signs > 1 else Strength.FAIR,
         (
             *lines,
-            line("mix_explains", "engine.prompt_tokens_per_s", explained_pct=100 * min(explained or 0.0, 1.0)),
-            line("prefill_rate", "engine.prompt_tokens_per_s", tokens_s=value(engine.prompt_tokens_per_s) or 0.0)
-            if engine.prompt_tokens_per_s
-            else None,
+            hit_line,
+            line("mix_explains", "engine.prompt_tokens_per_s", explained_pct=100 * min(explained, 1.0)),
+            line("prefill_rate", prompt_rate.lane, tokens_s=prompt_rate.value) if prompt_rate else None,
             pair_line(evidence),
         ),
         summary(
-            "long_prompts" if prompts else "long_outputs",
-            ratio=(ratio(engine.prompt_len) or ratio(engine.prompt_share) or 0.0)
-            if prompts
-            else ratio(engine.output_len) or 0.0,
+            "prefix_lost" if only_hits else "long_prompts",
+            ratio=max(r for r in (*ratios, 0.0) if r is not None),
             loss_pct=effect.loss_pct or 0.0,
         ),
         (
-            fix("chunked_prefill", Cost.SOFTWARE_CHEAP),
+            fix("prefix_routing", Cost.SOFTWARE_CHEAP)
+            if change.fewer_hits
+            else fix("chunked_prefill", Cost.SOFTWARE_CHEAP),
             fix("route_by_length", Cost.SOFTWARE_CHEAP),
             fix("more_replicas", Cost.HARDWARE_COSTLY),
         ),
@@ -66,8 +120,30 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
     )
 
 
+def _longer_answers(evidence: Evidence, effect: Effect, lines: list[Line | None]) -> Finding:
+    """Longer answers cost no tokens/s: they hold their places longer, and others wait. Lengths are known late, at a request's end."""
+    engine = evidence.engine
+    seen = (engine.waiting, engine.kv_used, engine.output_len) if engine else ()
+    sinces = [entry.since_ns for entry in seen if entry is not None and entry.since_ns is not None]
+    waiting = value(engine.waiting) if engine else None
+    running = value(engine.running) if engine else None
+    return confirmed(
+        Cause.REQUEST_MIX,
+        Strength.STRONG,
+        (*lines, line("queue", "engine.requests_waiting", waiting=waiting or 0.0, running=running or 0.0)),
+        summary("long_outputs", ratio=ratio(engine.output_len if engine else None) or 0.0, waiting=waiting or 0.0),
+        (
+            fix("limit_output", Cost.SOFTWARE_CHEAP),
+            fix("route_by_length", Cost.SOFTWARE_CHEAP),
+            fix("more_replicas", Cost.HARDWARE_COSTLY),
+        ),
+        since_ns=min(sinces) if sinces else None,
+        alone=True,
+    )
+
+
 def explained_share(evidence: Evidence) -> float | None:
-    """The share of the lost output that the change of mix explains, in logs: 1 when each unit of work takes as long as ever."""
+    """The share of the lost output that the change of mix explains: 1 when each unit of work takes as long as ever."""
     output = evidence.output
     if output.output_ratio is None or output.work_ratio is None or not 0 < output.output_ratio < 1:
         return None

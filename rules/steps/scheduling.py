@@ -6,7 +6,7 @@ from rules.evidence import Evidence, ratio, rise, value
 from rules.finding import Effect, Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
 from rules.priors import Strength
 from rules.thresholds import Bar
-from rules.verdict import Cause, Cost, Line
+from rules.verdict import Cause, Cost, Line, Status
 
 
 def scheduling(evidence: Evidence, bar: Bar) -> Finding:
@@ -14,7 +14,7 @@ def scheduling(evidence: Evidence, bar: Bar) -> Finding:
     engine = evidence.engine
     if engine is None:
         return no_data(Cause.SCHEDULING, line("no_engine"))
-    return _hung(evidence, bar) or _not_answering(evidence, bar) or _uneven(evidence, bar) or _moving(evidence)
+    return _hung(evidence, bar) or _not_answering(evidence, bar) or _uneven(evidence, bar) or _moving(evidence, bar)
 
 
 def _hung(evidence: Evidence, bar: Bar) -> Finding | None:
@@ -72,7 +72,10 @@ def _not_answering(evidence: Evidence, bar: Bar) -> Finding | None:
 
 
 def _uneven(evidence: Evidence, bar: Bar) -> Finding | None:
-    """The queue is here and not at the peers, while a unit of work takes as long as ever: the balancer, not the node."""
+    """The queue is here and not at the peers, while a unit of work takes as long as ever and more of it comes: the balancer.
+
+    More comes when more goes through than usual, prompts and output alike, or when the peers have less than usual.
+    """
     engine, peers = evidence.engine, evidence.peers
     if engine is None or engine.waiting is None or peers.pairs < 2 or peers.waiting is None or peers.running is None:
         return None
@@ -82,6 +85,14 @@ def _uneven(evidence: Evidence, bar: Bar) -> Finding | None:
     share = (waiting + running) / max(peers.waiting + peers.running, 1.0)
     usual_queue = engine.waiting.usual_high or 0.0
     if not bar.reached("scheduling.peer_ratio", share) or waiting <= 2 * usual_queue or peers.waiting >= 1:
+        return None
+    fewer_there = peers.usual_running is not None and bar.reached(
+        "scheduling.peers_fall", peers.running / max(peers.usual_running, 1e-9)
+    )
+    more_here = bar.reached(
+        "scheduling.more_ratio", min(ratio(engine.prompt_tokens_per_s) or 0, ratio(engine.tokens_per_s) or 0)
+    )
+    if not (more_here or (fewer_there and (ratio(engine.running) or 0) >= 1)):
         return None
     return confirmed(
         Cause.SCHEDULING,
@@ -99,11 +110,17 @@ def _uneven(evidence: Evidence, bar: Bar) -> Finding | None:
     )
 
 
-def _moving(evidence: Evidence) -> Finding:
+def _moving(evidence: Evidence, bar: Bar) -> Finding:
     engine = evidence.engine
     if engine is None or (engine.frozen_s is None and engine.tokens_per_s is None):
         return no_data(Cause.SCHEDULING, line("no_progress_counter"))
     peers = evidence.peers
+    waiting = engine.waiting
+    if waiting is not None and bar.reached("scheduling.peer_waiting", waiting.value):
+        usual = waiting.usual or 0.0
+        if waiting.value > 2 * max(waiting.usual_high or 0.0, 1.0):
+            seen = line("queue_up", waiting.lane, waiting=waiting.value, usual=usual)
+            return Finding(Cause.SCHEDULING, Status.SYMPTOM, (seen,))
     return ruled_out(
         Cause.SCHEDULING,
         line("moving", "engine.tokens_per_s", tokens_s=value(engine.tokens_per_s) or 0.0),
@@ -159,14 +176,19 @@ def _pressure(evidence: Evidence, bar: Bar) -> list[Line]:
 
 
 def _full_core(evidence: Evidence, bar: Bar) -> list[Line]:
-    """One core full while the GPU is not: only where there is a GPU, and only if neither is usual."""
+    """One core full while the GPU waits for it, by its util or by its power; only if the core is not usually so."""
     host, util = evidence.host, evidence.util_pct
     if host is None or host.core_max is None or evidence.effort != "gpu" or util is None:
         return []
     usual = host.core_max.usual
     if usual is not None and host.core_max.value < usual + 10:
         return []
-    if not bar.reached("host_cpu.core_pct", host.core_max.value) or not bar.reached("host_cpu.util_pct", util):
+    powers = [ratio(gpu.power) for gpu in evidence.gpus]
+    known = [share for share in powers if share is not None]
+    starved = bar.reached("host_cpu.power_ratio", sum(known) / len(known) if known else None)
+    if not bar.reached("host_cpu.core_pct", host.core_max.value) or not (
+        starved or bar.reached("host_cpu.util_pct", util)
+    ):
         return []
     return [line("full_core", host.core_max.lane, core_pct=host.core_max.value, util_pct=util)]
 

@@ -2,65 +2,99 @@
 
 from __future__ import annotations
 
-from rules.evidence import EngineEvidence, Evidence, ratio, value
-from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from rules.evidence import EngineEvidence, Evidence, ratio
+from rules.finding import Effect, Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
 from rules.priors import Strength
-from rules.steps.requests import explained_share
+from rules.steps.requests import change_of, explained_share, is_queued
 from rules.thresholds import Bar
-from rules.verdict import Cause, Cost
+from rules.verdict import Cause, Cost, Line
 from rules.window import Event
+
+DEPLOYS = ("deploy", "config")
 
 
 def software(evidence: Evidence, bar: Bar) -> Finding:
-    """R26: each unit of work takes longer since a deploy, a configuration change or a restart, and nothing physical moved."""
-    changes = _changes(evidence, bar)
-    effect = effect_of(evidence, bar)
+    """R26: since a deploy or a configuration change each unit of work takes longer, or fewer sequences run at once; physics clean.
+
+    A restart alone is the cold start's matter for its first minutes and a suspect after them.
+    """
     if evidence.engine is None:
         return no_data(Cause.SOFTWARE, line("no_engine"))
+    changes = _changes(evidence, bar)
     if not changes:
         return ruled_out(Cause.SOFTWARE, line("nothing_changed"))
-    last = changes[-1]
-    age_min = (evidence.at_ns - last.time_ns) / 60e9
-    seen = line(f"changed_{last.kind}", "", text=last.text or last.subject, minutes=age_min)
+    effect = effect_of(evidence, bar)
+    fewer = _runs_fewer(evidence, effect, bar)
+    slower = effect.slow_work and not bar.reached("request_mix.explained", explained_share(evidence))
+    engine = evidence.engine
     since = evidence.output.since_ns
-    explained = explained_share(evidence)
+    if fewer and engine.waiting is not None:
+        since = engine.waiting.since_ns or since
     guilty = None
-    if effect.slow_work and since is not None and not bar.reached("request_mix.explained", explained):
+    if (slower or fewer) and since is not None:
         guilty = next((event for event in reversed(changes) if _matches(event, since, bar)), None)
     if guilty is None:
-        return ruled_out(Cause.SOFTWARE, seen, line("step_elsewhere") if effect.slow else line("no_step"))
-    seen = line(
-        f"changed_{guilty.kind}",
-        "",
-        text=guilty.text or guilty.subject,
-        minutes=(evidence.at_ns - guilty.time_ns) / 60e9,
-    )
+        return ruled_out(
+            Cause.SOFTWARE, _event_line(changes[-1], evidence), line("step_elsewhere" if effect.slow else "no_step")
+        )
+    follows = line("step_follows", "pair.output_pct", lag_s=max((since or 0) - guilty.time_ns, 0) / 1e9)
     return confirmed(
         Cause.SOFTWARE,
-        Strength.STRONG if guilty.kind in ("deploy", "config") else Strength.FAIR,
+        Strength.FAIR if guilty.kind == "restart" else Strength.STRONG,
         (
-            seen,
-            line("step_follows", "pair.output_pct", lag_s=max((since or 0) - guilty.time_ns, 0) / 1e9),
+            _event_line(guilty, evidence),
+            follows,
+            line(
+                "fewer_run", "engine.requests_running", running=engine.running.value, usual=engine.running.usual or 0.0
+            )
+            if fewer and engine.running is not None
+            else None,
             line(
                 "work_slower",
                 "engine.step_mean_s",
                 slower_pct=100 * (1 / max(evidence.output.work_ratio or 1, 1e-3) - 1),
-            ),
+            )
+            if slower
+            else None,
             pair_line(evidence),
         ),
-        summary("software", text=guilty.text or guilty.subject, loss_pct=effect.loss_pct or 0.0),
+        summary(
+            "software" if slower else "software_fewer",
+            text=guilty.text or guilty.subject,
+            loss_pct=effect.loss_pct or 0.0,
+        ),
         (fix("roll_back", Cost.SOFTWARE_CHEAP),),
         since_ns=since,
     )
 
 
+def _runs_fewer(evidence: Evidence, effect: Effect, bar: Bar) -> bool:
+    """Requests wait, the KV pool has room, and fewer sequences than usual run: something limits the batch."""
+    engine = evidence.engine
+    if engine is None or not effect.slow_output or not is_queued(evidence, bar):
+        return False
+    roomy = engine.kv_used is not None and not bar.reached("memory_kv.kv_used_pct", engine.kv_used.value)
+    return roomy and bar.reached("software.running_ratio", ratio(engine.running)) and not change_of(evidence, bar).any
+
+
+def _event_line(event: Event, evidence: Evidence) -> Line:
+    minutes = (evidence.at_ns - event.time_ns) / 60e9
+    return line(f"changed_{event.kind}", "", text=event.text or event.subject, minutes=minutes)
+
+
 def _changes(evidence: Evidence, bar: Bar) -> list[Event]:
+    """Deploys and configuration changes of the last hour, and restarts whose warm-up is over."""
     recent = evidence.at_ns - int(bar.enter("software.event_s") * 1e9)
+    warm = evidence.at_ns - int(bar.enter("cold_start.warm_s") * 1e9)
     name = evidence.engine.name if evidence.engine else ""
     return [
         event
         for event in evidence.events
-        if event.kind in ("deploy", "config", "restart") and event.time_ns >= recent and _concerns(event, name)
+        if _concerns(event, name)
+        and (
+            (event.kind in DEPLOYS and event.time_ns >= recent)
+            or (event.kind == "restart" and recent <= event.time_ns <= warm)
+        )
     ]
 
 
@@ -110,23 +144,33 @@ def cold_start(evidence: Evidence, bar: Bar) -> Finding:
 
 
 def _young(evidence: Evidence, engine: EngineEvidence, bar: Bar) -> Finding:
+    """Started within the last minutes, unchanged, and slow since: kernels compile, caches fill."""
     uptime = engine.uptime_s
     if uptime is None:
         return no_data(Cause.COLD_START, line("no_uptime"))
-    if uptime >= bar.enter("cold_start.uptime_s"):
+    if uptime >= bar.enter("cold_start.warm_s"):
         return ruled_out(Cause.COLD_START, line("warm", "engine.uptime_s", minutes=uptime / 60))
     effect = effect_of(evidence, bar)
-    slow_first = bar.reached("memory_kv.harm_ratio", ratio(engine.ttft))
     seen = line("young", "engine.uptime_s", uptime_s=uptime)
-    if not effect.slow or not slow_first or uptime > 60:
+    began = evidence.at_ns - int(uptime * 1e9)
+    since = evidence.output.since_ns
+    changed = any(
+        event.kind in DEPLOYS and _concerns(event, engine.name) and abs(event.time_ns - began) <= 180 * 10**9
+        for event in evidence.events
+    )
+    if not effect.slow_work or changed or (since is not None and since > began + bar.enter("software.lag_s") * 10**9):
         return ruled_out(Cause.COLD_START, seen)
     return confirmed(
         Cause.COLD_START,
         Strength.FAIR,
-        (seen, line("first_slow", "engine.ttft_p95_s", ttft_s=value(engine.ttft) or 0.0), pair_line(evidence)),
-        summary("cold", engine=engine.name, uptime_s=uptime),
+        (
+            seen,
+            line("first_slow", "engine.ttft_p95_s", ttft_s=engine.ttft.value) if engine.ttft is not None else None,
+            pair_line(evidence),
+        ),
+        summary("cold", engine=engine.name, uptime_s=uptime, loss_pct=effect.loss_pct or 0.0),
         (fix("wait_warm", Cost.SOFTWARE_CHEAP),),
-        since_ns=evidence.at_ns - int(uptime * 1e9),
+        since_ns=began,
     )
 
 

@@ -65,7 +65,7 @@ def _blind_engine(evidence: Evidence, bar: Bar) -> Finding | None:
     engine = evidence.engine
     if engine is None:
         return None
-    if value(engine.up) == 1 and not engine.counters and engine.tokens_per_s is None:
+    if engine.blind:
         return confirmed(
             Cause.TELEMETRY,
             Strength.PROOF,
@@ -101,7 +101,7 @@ def _clock(evidence: Evidence, bar: Bar) -> Finding:
         )
     engine = evidence.engine
     fresh = line("fresh", "", age_s=evidence.silent_s)
-    if engine is not None and engine.counters:
+    if engine is not None and engine.tokens_per_s is not None:
         fresh = line("fresh_engine", "engine.up", age_s=evidence.silent_s, engine=engine.name)
     return ruled_out(Cause.TELEMETRY, fresh)
 

@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[Cause, Fault]] = {
     "hardware slowdown": (Cause.THERMAL, bend(mask=0x48, temp=90, clock=870, power=300, work=1.5)),
     "power brake": (Cause.POWER, bend(mask=0x88, clock=870, power=330, work=1.4, temp=52)),
     "power cap": (Cause.POWER, bend(mask=0x4, limit=400, clock=1320, power=396, work=1.14, temp=55)),
-    "stuck clock": (Cause.POWER, bend(clock=600, power=190, work=1.7, temp=44)),
+    "stuck clock": (Cause.GPU_FAULT, bend(clock=600, power=190, work=1.7, temp=44)),
     "lost gpu": (Cause.GPU_FAULT, bend(gpu_state=1, work=1.5)),
     "link": (Cause.PCIE_LINK, bend(pcie_gen=1, work=1.3)),
     "kv full": (Cause.MEMORY_KV, kv_full),

@@ -1,0 +1,86 @@
+"""Heat: slowdown bits or a temperature on its limit, with the clock down, beside a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rules.evidence import Evidence, GpuEvidence, ratio, value
+from rules.finding import Finding, confirmed, effect_of, fix, line, names, no_data, pair_line, ruled_out, summary
+from rules.priors import Strength
+from rules.steps.physical.readings import (
+    clock_line,
+    fall,
+    heat_bits,
+    heat_duty,
+    is_at_limit,
+    is_harmed,
+    is_hot,
+    temperature_line,
+)
+from rules.thresholds import Bar
+from rules.verdict import Cause, Cost, Fix, Line
+
+
+def thermal(evidence: Evidence, bar: Bar) -> Finding:
+    """R1, R8: slowdown bits or a temperature on its limit, with the clock down, beside a loss."""
+    known = [gpu for gpu in evidence.gpus if gpu.temp is not None or gpu.temp_margin is not None or gpu.duty]
+    if not known:
+        return no_data(Cause.THERMAL, line("no_gpu" if not evidence.gpus else "no_temperature"))
+    hot = [gpu for gpu in known if is_hot(gpu, bar)]
+    if not hot:
+        return ruled_out(Cause.THERMAL, *_coolness(known))
+    effect = effect_of(evidence, bar)
+    slowed = [gpu for gpu in hot if bar.reached("thermal.clock_ratio", ratio(gpu.sm_clock))]
+    if not is_harmed(effect, bool(slowed)):
+        worst = max(hot, key=heat_duty)
+        return ruled_out(
+            Cause.THERMAL,
+            line("heat_harmless", "gpu.temp_c", gpus=names(g.index for g in hot), duty_pct=100 * heat_duty(worst)),
+            pair_line(evidence),
+        )
+    both = any(bar.reached("thermal.duty", heat_duty(gpu)) and is_at_limit(gpu, bar) for gpu in hot)
+    worst = max(hot, key=lambda gpu: (heat_duty(gpu), value(gpu.temp) or 0.0))
+    hardware = any(value(gpu.duty.get("hw_thermal")) for gpu in hot)
+    room = _room_lines(evidence, bar)
+    sinces = [seen.since_ns for gpu in hot for seen in (*heat_bits(gpu), gpu.sm_clock) if seen and seen.since_ns]
+    return confirmed(
+        Cause.THERMAL,
+        Strength.STRONG if both else Strength.FAIR,
+        (
+            line(
+                "heat_duty", "gpu.throttle_reasons", gpus=names(g.index for g in hot), duty_pct=100 * heat_duty(worst)
+            ),
+            temperature_line(worst),
+            clock_line(worst),
+            *room,
+            pair_line(evidence),
+        ),
+        summary("thermal_hw" if hardware else "thermal", **fall(evidence, effect)),
+        _heat_fixes(bool(room)),
+        since_ns=min(sinces) if sinces else evidence.output.since_ns,
+        gpus=tuple(gpu.index for gpu in hot),
+        support=(3.0 if slowed else 1.0) * (2.0 if room else 1.0),
+    )
+
+
+def _coolness(gpus: Sequence[GpuEvidence]) -> list[Line | None]:
+    hottest = max(gpus, key=lambda gpu: value(gpu.temp) or 0.0)
+    duty = max(heat_duty(gpu) for gpu in gpus)
+    return [temperature_line(hottest), line("heat_none", "gpu.throttle_reasons", duty_pct=100 * duty)]
+
+
+def _room_lines(evidence: Evidence, bar: Bar) -> list[Line]:
+    found = []
+    inlet, peers, fan = evidence.room.inlet, evidence.room.peer_inlet, evidence.room.fan
+    if inlet is not None and inlet.usual is not None and bar.reached("thermal.inlet_rise_c", inlet.rise):
+        found.append(line("inlet_up", "thermal.inlet_c", inlet_c=inlet.value, usual_c=inlet.usual))
+    elif peers is not None and peers.usual is not None and bar.reached("thermal.inlet_rise_c", peers.rise):
+        found.append(line("inlet_peers", "thermal.inlet_c", inlet_c=peers.value, peers_c=peers.usual))
+    if fan is not None and fan.usual is not None and bar.reached("thermal.fan_fall_pct", -(fan.rise or 0.0)):
+        found.append(line("fan_down", "thermal.fan_pct", fan_pct=fan.value, usual_pct=fan.usual))
+    return found
+
+
+def _heat_fixes(room: bool) -> tuple[Fix, ...]:
+    first = fix("clear_inlet" if room else "check_airflow", Cost.OPERATIONS_CHEAP)
+    return (first, fix("route_away", Cost.SOFTWARE_CHEAP), fix("service_cooler", Cost.HARDWARE_COSTLY))
