@@ -20,7 +20,7 @@ from rules.evidence import (
     Seen,
 )
 from rules.pair import Pair
-from rules.usual import Usual
+from rules.usual import PeerHabits, Usual
 from rules.window import SECOND, Device, Window
 from telemetry.pairs import THROTTLE_REASONS
 
@@ -51,7 +51,7 @@ class Reader:
     """Reads one pair's devices at one moment; `peers` are the usual values of pairs of the same kin."""
 
     usual: Usual
-    peers: Sequence[Usual]
+    peers: PeerHabits
     at_ns: int
 
     def start(self, look_s: float) -> int:
@@ -79,22 +79,22 @@ class Reader:
     def seen(self, device: Device, name: str, source: str, reading: float, samples: int) -> Observation:
         lane = f"{device.measurement}.{name}"
         low, middle, high, learned_from = self.habit(lane, source)
-        since = self.left(device.points(name, self.start(BACK_S), self.at_ns), reading, middle)
+        since = None
+        if middle is not None and _is_away(reading, middle):
+            since = self.left(device.points(name, self.start(BACK_S), self.at_ns), reading, middle)
         return Observation(reading, lane, source, middle, low, high, learned_from, since, samples)
 
     def habit(self, lane: str, source: str) -> tuple[float | None, float | None, float | None, str]:
         own = self.usual.range(lane, source)
         if own is not None:
             return own[0], own[1], own[2], "history"
-        theirs = [median for peer in self.peers[:9] for median in peer.medians(lane)]
-        if theirs:
-            return min(theirs), statistics.median(theirs), max(theirs), "peers"
+        theirs = self.peers.range(lane)
+        if theirs is not None:
+            return *theirs, "peers"
         return None, None, None, ""
 
-    def left(self, points: Sequence[tuple[int, float]], reading: float, middle: float | None) -> int | None:
+    def left(self, points: Sequence[tuple[int, float]], reading: float, middle: float) -> int | None:
         """Since when the points are beyond the midpoint between usual and now, but for lapses below ten seconds."""
-        if middle is None or not points or abs(reading - middle) < 0.05 * max(abs(middle), 1e-9):
-            return None
         midpoint = (reading + middle) / 2
         above = reading > middle
         since: int | None = None
@@ -110,6 +110,9 @@ class Reader:
         points = device.points(name, self.start(look_s), self.at_ns)
         if len(points) < 2:
             return None
+        counts = [count for _, count in points]
+        if counts[-1] == max(counts) and counts[0] == min(counts):  # no reset: the common case, without a walk
+            return counts[-1] - counts[0], (points[-1][0] - points[0][0]) / SECOND
         grown = 0.0
         for (_, before), (_, after) in itertools.pairwise(points):
             grown += after - before if after >= before else after
@@ -122,17 +125,24 @@ class Reader:
         return self.plain(grown[0] / grown[1] * per_s, lane, source)
 
 
-def observe_gpus(reader: Reader, gpus: Sequence[Device], neighbours: Sequence[Device]) -> tuple[GpuEvidence, ...]:
-    temps = {id(gpu): reader.gauge(gpu, "temp_c", gpu.tags.get("gpu", "")) for gpu in neighbours}
+def _is_away(reading: float, middle: float) -> bool:
+    return abs(reading - middle) >= 0.05 * max(abs(middle), 1e-9)
+
+
+def observe_gpus(
+    reader: Reader, gpus: Sequence[Device], neighbour_temps: Mapping[str, float]
+) -> tuple[GpuEvidence, ...]:
+    """`neighbour_temps`: the temperature of every GPU of the node now, by index."""
     found = []
     for gpu in gpus:
-        others = [seen.value for key, seen in temps.items() if seen is not None and key != id(gpu)]
-        found.append(_observe_gpu(reader, gpu, temps.get(id(gpu)), statistics.median(others) if others else None))
+        others = [temp for index, temp in neighbour_temps.items() if index != gpu.tags.get("gpu", "")]
+        found.append(_observe_gpu(reader, gpu, statistics.median(others) if others else None))
     return tuple(found)
 
 
-def _observe_gpu(reader: Reader, gpu: Device, temp: Seen, others: float | None) -> GpuEvidence:
+def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEvidence:
     index = gpu.tags.get("gpu", "")
+    temp = reader.gauge(gpu, "temp_c", index)
     temp_limit, mem_limit = gpu.known("temp_limit_c", reader.at_ns), gpu.known("mem_temp_limit_c", reader.at_ns)
     mem_temp = reader.gauge(gpu, "mem_temp_c", index)
     state, pstate = reader.last(gpu, "state", index), reader.last(gpu, "pstate", index)
@@ -385,7 +395,7 @@ def observe(
     output: OutputEvidence,
     peers: PeerEvidence,
     other_inlets: Sequence[float],
-    neighbours: Mapping[str, Device],
+    neighbour_temps: Mapping[str, float],
 ) -> Evidence:
     """Everything that is known of the pair at the reader's moment."""
     hosts = window.devices(pair.node, "host")
@@ -401,7 +411,7 @@ def observe(
     return Evidence(
         node=pair.node,
         at_ns=reader.at_ns,
-        gpus=observe_gpus(reader, pair.gpus, list(neighbours.values())),
+        gpus=observe_gpus(reader, pair.gpus, neighbour_temps),
         engine=observe_engine(reader, pair.engine) if pair.engine is not None else None,
         host=observe_host(reader, hosts[-1]) if hosts else None,
         room=observe_room(reader, window, pair.node, other_inlets),

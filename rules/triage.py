@@ -10,7 +10,7 @@ from rules.evidence import Evidence, OutputEvidence, PeerEvidence
 from rules.expected import Point
 from rules.finding import Effect, Finding, effect_of, line, summary
 from rules.memory import PairMemory
-from rules.observation import BACK_S, Reader, observe
+from rules.observation import BACK_S, NOW_S, Reader, observe
 from rules.output import load_of, measure_output
 from rules.pair import Pair, pairs_of
 from rules.priors import priors
@@ -19,8 +19,9 @@ from rules.scopes import widen
 from rules.steps import WALK
 from rules.steps.validity import is_silent
 from rules.thresholds import Bar
+from rules.usual import PeerHabits
 from rules.verdict import Diagnosis, Line, Status, Step, Verdict
-from rules.window import SECOND, Device, Window
+from rules.window import SECOND, Window
 from telemetry.sample import Sample
 
 
@@ -75,11 +76,11 @@ class Triage:
         evidence = observe(
             self.window,
             pair,
-            Reader(memory.usual, [other.usual for other in kin], at_ns),
+            Reader(memory.usual, fleet.habits_of(pair), at_ns),
             output,
             fleet.peers_of(pair),
             fleet.other_inlets(pair),
-            fleet.neighbours(pair),
+            fleet.neighbour_temps(pair.node),
         )
         self.last[pair.key] = evidence
         findings = {step: examine(evidence, bar) for step, examine in WALK.items()}
@@ -202,13 +203,15 @@ class _Fleet:
         self._loads: dict[str, tuple[float, float, float]] = {}
         self._inlets: dict[str, float] = {}
         self._origin: dict[str, bool] = {}
-        start = at_ns - 30 * SECOND
+        self._habits: dict[tuple[str, str, int, bool], PeerHabits] = {}
+        self._temps: dict[str, dict[str, float]] = {}
+        self._start_ns, self._at_ns = at_ns - int(NOW_S * SECOND), at_ns
         for pair in pairs:
             self._origin[pair.node] = pair.simulated
             if pair.engine is None:
                 continue
             self._kin.setdefault(pair.kin, []).append(pair)
-            load = load_of(pair.engine, start, at_ns)
+            load = load_of(pair.engine, self._start_ns, at_ns)
             if load is not None:
                 self._loads[pair.key] = (load.waiting, load.running, load.tokens_per_s)
         for node in self._origin:
@@ -244,9 +247,24 @@ class _Fleet:
             inlet for node, inlet in self._inlets.items() if node != pair.node and self._origin[node] is pair.simulated
         ]
 
-    def neighbours(self, pair: Pair) -> dict[str, Device]:
-        """All GPUs of the node, by index."""
-        return {device.tags.get("gpu", ""): device for device in self._window.devices(pair.node, "gpu")}
+    def habits_of(self, pair: Pair) -> PeerHabits:
+        """What is usual among the pair's kin, itself included: it is asked for only where the pair itself knows nothing."""
+        if pair.engine is None:
+            return PeerHabits()
+        if pair.kin not in self._habits:
+            known = [self._memories[kin.key] for kin in self._kin[pair.kin] if kin.key in self._memories]
+            self._habits[pair.kin] = PeerHabits([memory.usual for memory in known[:16]])
+        return self._habits[pair.kin]
+
+    def neighbour_temps(self, node: str) -> dict[str, float]:
+        """The temperature of every GPU of the node, by index."""
+        if node not in self._temps:
+            readings = {
+                device.tags.get("gpu", ""): device.values("temp_c", self._start_ns, self._at_ns)
+                for device in self._window.devices(node, "gpu")
+            }
+            self._temps[node] = {index: statistics.median(temps) for index, temps in readings.items() if temps}
+        return self._temps[node]
 
 
 def judge(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 KEPT = 120
 """Healthy readings kept for each field, one every `EVERY_S`: an hour."""
@@ -51,29 +52,36 @@ class Habit:
 
 
 class Usual:
-    """(lane, source) -> habit. One of these belongs to each pair."""
+    """lane -> source -> habit. One of these belongs to each pair."""
 
     def __init__(self) -> None:
-        self._habits: dict[tuple[str, str], Habit] = {}
+        self._habits: dict[str, dict[str, Habit]] = {}
 
     def learn(self, readings: Mapping[tuple[str, str], float]) -> None:
-        for key, reading in readings.items():
-            habit = self._habits.get(key)
-            if habit is None:
-                habit = self._habits[key] = Habit()
-            habit.add(reading)
+        for (lane, source), reading in readings.items():
+            self._habit(lane, source).add(reading)
+
+    def _habit(self, lane: str, source: str) -> Habit:
+        sources = self._habits.setdefault(lane, {})
+        if source not in sources:
+            sources[source] = Habit()
+        return sources[source]
 
     def range(self, lane: str, source: str) -> tuple[float, float, float] | None:
         """(low, median, high) of the healthy readings; None while there are too few."""
-        habit = self._habits.get((lane, source))
+        habit = self._habits.get(lane, {}).get(source)
         return habit.range() if habit is not None and habit.ready else None
 
     def medians(self, lane: str) -> list[float]:
         """The median of every source of a lane."""
-        return [habit.range()[1] for (name, _), habit in self._habits.items() if name == lane and habit.ready]
+        return [habit.range()[1] for habit in self._habits.get(lane, {}).values() if habit.ready]
 
     def state(self) -> dict[str, list[float]]:
-        return {f"{lane}@{source}": habit.state() for (lane, source), habit in self._habits.items()}
+        return {
+            f"{lane}@{source}": habit.state()
+            for lane, sources in self._habits.items()
+            for source, habit in sources.items()
+        }
 
     @staticmethod
     def of(state: Mapping[str, object]) -> Usual:
@@ -83,9 +91,23 @@ class Usual:
             lane, at, source = name.partition("@")
             if not at or not isinstance(readings, list):
                 raise ValueError(f"usual values of {name!r} can't be read")
-            habit = usual._habits[lane, source] = Habit()
+            habit = usual._habit(lane, source)
             for reading in readings[-KEPT:]:
                 if isinstance(reading, bool) or not isinstance(reading, int | float) or not math.isfinite(reading):
                     raise ValueError(f"usual value of {name!r} can't be {reading!r}")
                 habit.add(float(reading))
         return usual
+
+
+class PeerHabits:
+    """What is usual among pairs of one kin: lane -> (lowest, median, highest) of their medians, worked out once a lane."""
+
+    def __init__(self, peers: Sequence[Usual] = ()) -> None:
+        self._peers = peers
+        self._known: dict[str, tuple[float, float, float] | None] = {}
+
+    def range(self, lane: str) -> tuple[float, float, float] | None:
+        if lane not in self._known:
+            medians = [median for peer in self._peers for median in peer.medians(lane)]
+            self._known[lane] = (min(medians), statistics.median(medians), max(medians)) if medians else None
+        return self._known[lane]
