@@ -19,6 +19,7 @@ from agent.endpoint import CannotServe, Endpoint
 from agent.engine_status import EngineStatus
 from agent.hosting import Hosting
 from agent.latest import LatestSamples
+from agent.retention import Retention, keeps_itself
 from agent.sampler import SLOW_FIELDS, Sampler, Storage, collectors
 from agent.settings import AgentSettings, EngineTarget
 from agent.spool import Spool, SpoolError
@@ -105,6 +106,7 @@ class Agent:
         self._delivery = Delivery(
             self._spool, lambda: open_store(settings.store_url), target=_target(settings.store_url)
         )
+        self._retention = Retention(lambda: open_store(settings.store_url), settings.keep_days)
         self._hosting = Hosting(
             settings.tags, settings.engines, settings.state_dir / "engines", language=settings.language
         )
@@ -126,6 +128,8 @@ class Agent:
         self.endpoint.start()
         self._delivery.start()
         self._hosting.start()
+        if not keeps_itself(self.settings.store_url):
+            self._retention.start()
         try:
             self._sampler.run(stop)
         finally:
@@ -134,6 +138,7 @@ class Agent:
     def close(self) -> None:
         """Stop engines, hand over what they still said, deliver what can be delivered."""
         notify(STOPPING="1")
+        self._retention.stop()
         self._hosting.stop(ENGINE_GRACE_S)
         last = self._hosting.collect(Tick(0, self._clock.wall_ns(), self._clock.monotonic_s()))
         with contextlib.suppress(SpoolError):

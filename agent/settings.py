@@ -62,12 +62,15 @@ class AgentSettings:
     host: str = "127.0.0.1"
     port: int = 8602
     allow_remote: bool = False
+    keep_days: float = 7.0  # raw samples in the embedded store
     engines: tuple[EngineTarget, ...] = field(default=())
     language: str = "en"
 
     def __post_init__(self) -> None:
         if not 0.05 <= self.interval_s <= 60:
             raise ValueError(f"interval_s {self.interval_s}: use 0.05 to 60 seconds")
+        if not 0.01 <= self.keep_days <= 36500:
+            raise ValueError(f"keep_days {self.keep_days}: use 0.01 to 36500 days")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port {self.port}: use 0 to 65535")
         names = [engine.name for engine in self.engines]

@@ -1,0 +1,41 @@
+"""Retention removes what is old from the embedded store, keeps what is rare for longer, and survives a store that is away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.retention import DAY_NS, Retention, keeps_itself
+from telemetry.sample import Sample
+from telemetry.store import Store, StoreDown, open_store
+
+NOW = 1_800_000_000 * 10**9
+
+
+def ages(store: Store, measurement: str) -> list[int]:
+    found = store.samples(measurement, start_ns=0, end_ns=NOW + 1)
+    return sorted((NOW - sample.time_ns) // DAY_NS for sample in found)
+
+
+def test_old_samples_leave_and_events_stay_for_ninety_days(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path / 'store.db'}"
+    store = open_store(url)
+    days = (0, 1, 6, 8, 40, 95)
+    store.write([Sample("host", {"node": "n"}, {"cpu_pct": 1.0}, NOW - day * DAY_NS) for day in days])
+    event = {"node": "n", "kind": "xid", "subject": "0"}
+    store.write([Sample("event", event, {"text": "x", "code": 1}, NOW - day * DAY_NS) for day in days])
+    assert Retention(lambda: open_store(url), 7.0, lambda: NOW).prune() == 4
+    assert ages(store, "host") == [0, 1, 6]
+    assert ages(store, "event") == [0, 1, 6, 8, 40]
+    store.close()
+
+
+def test_a_store_that_is_away_costs_nothing_but_a_line() -> None:
+    def away() -> Store:
+        raise StoreDown("sqlite:///x: busy")
+
+    assert Retention(away, 7.0).prune() == 0
+
+
+def test_only_the_embedded_store_is_pruned_by_the_agent() -> None:
+    assert not keeps_itself("sqlite:///var/lib/pairscope/store.db")
+    assert keeps_itself("influxdb://influx.example:8086/pairscope")
