@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytest_plugins = ["tests.browser"]
+
 STRICT = os.environ.get("PAIRSCOPE_STRICT_TESTS", "") not in ("", "0")
 
 

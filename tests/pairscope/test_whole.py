@@ -21,6 +21,7 @@ import pytest
 
 from telemetry.sample import Sample
 from telemetry.store import open_store
+from tests.browser import Browser
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,6 +149,22 @@ def test_the_agent_answers_prometheus_with_the_latest_samples(up: Up) -> None:
     text = httpx.get(f"{up.agent}/metrics", timeout=10).text
     assert re.search(r"^pairscope_host_cpu_pct\{.*\} \d", text, re.MULTILINE)
     assert "pairscope_engine_generation_tokens_total" in text
+
+
+def test_a_browser_shows_real_tokens_per_second_that_move(up: Up, browser: Browser) -> None:
+    plot = "document.getElementById('chart').querySelector('.js-plotly-plot')"
+    rates = (
+        f"({plot}.data.find(trace => trace.name && trace.name.startsWith('output tokens/s')) || {{y: []}})"
+        ".y.filter(value => value !== null)"
+    )
+    browser.open(f"{up.dashboard}/?range=15m")
+    assert "SIMULATED" not in browser.text("body")
+    browser.wait(f"{rates}.some(value => value > 0)", 60)
+    before = browser.value(f"{rates}.length")
+    browser.wait(f"{rates}.length >= {before} + 3", 60)
+    assert len({round(value, 3) for value in browser.value(rates)[-8:]}) > 1
+    assert "no GPU reports on this host" in browser.text("body")
+    assert browser.complaints() == []
 
 
 def test_the_triage_walks_its_six_steps_over_this_host(up: Up) -> None:
