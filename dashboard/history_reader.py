@@ -222,6 +222,7 @@ def _questions(pair: PairNow) -> list[_Question]:
             if trace.field not in names:
                 names.append(trace.field)
     wanted["gpu"].append("util_pct")  # the effort, until triage writes it
+    wanted["engine"].append("up")  # when it last answered
     wheres: dict[str, Where] = {"engine": engine, "pair": engine, "gpu": gpu}
     found = [
         _Question(measurement, tuple(names), wheres.get(measurement, node))

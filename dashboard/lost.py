@@ -10,7 +10,7 @@ from dashboard.palette import Palette
 from telemetry.messages import say
 
 LABEL_SHARE = 0.12
-"""The widest gap is named when it is as wide as this part of the window, and `LABEL_PCT` high."""
+"""The largest gap is named where there is room: over this part of the window, and `LABEL_PCT` high."""
 LABEL_PCT = 9
 
 Polygon = list[tuple[float, float]]
@@ -59,26 +59,35 @@ def lost_throughput(lane: DrawnLane, axis: str, origin: tuple[float, float], col
         "hoverinfo": "skip",
         "name": name,
     }
-    return [fill], [line], _label(max(polygons, key=_area), len(output.values), axis, origin, colours, name)
+    label = label_place(output.values, util.values)
+    notes = []
+    if label is not None:
+        notes.append(
+            {
+                "xref": "x",
+                "x": origin[0] + origin[1] * label[0],
+                "yref": f"y{axis}",
+                "y": label[1],
+                "text": name,
+                "showarrow": False,
+                "font": {"color": colours.text["temp"], "size": 13},
+            }
+        )
+    return [fill], [line], notes
 
 
-def _label(
-    gap: Polygon, buckets: int, axis: str, origin: tuple[float, float], colours: Palette, name: str
-) -> list[dict[str, Any]]:
-    width = max(x for x, _ in gap) - min(x for x, _ in gap)
-    if width <= LABEL_SHARE * buckets or _area(gap) / width <= LABEL_PCT:
-        return []
-    return [
-        {
-            "xref": "x",
-            "x": origin[0] + origin[1] * sum(x for x, _ in gap) / len(gap),
-            "yref": f"y{axis}",
-            "y": sum(y for _, y in gap) / len(gap),
-            "text": name,
-            "showarrow": False,
-            "font": {"color": colours.text["temp"], "size": 13},
-        }
-    ]
+def label_place(output: Sequence[float | None], util: Sequence[float | None]) -> tuple[float, float] | None:
+    """Bucket and % of where the name fits: in the middle of the stretch whose narrowest gap is the widest of all. None: nowhere."""
+    gaps = [0.0 if o is None or u is None else u - o for o, u in zip(output, util, strict=True)]
+    width = max(2, int(LABEL_SHARE * len(gaps)))
+    starts = range(0, max(1, len(gaps) - width), max(1, width // 8))
+    start = max(starts, key=lambda place: min(gaps[place : place + width], default=0.0))
+    stretch = range(start, min(start + width, len(gaps)))
+    if min((gaps[place] for place in stretch), default=0.0) < LABEL_PCT:
+        return None
+    low = max(value for place in stretch if (value := output[place]) is not None)
+    high = min(value for place in stretch if (value := util[place]) is not None)
+    return start + width / 2, (low + high) / 2
 
 
 def gap_polygons(output: Sequence[float | None], util: Sequence[float | None]) -> list[Polygon]:
@@ -113,8 +122,3 @@ def gap_polygons(output: Sequence[float | None], util: Sequence[float | None]) -
         before = (low, high)
     close()
     return found
-
-
-def _area(polygon: Polygon) -> float:
-    pairs = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
-    return abs(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairs)) / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,25 @@ from telemetry.messages import say
 VERDICT_STALE_S = 90.0
 """Triage repeats a standing verdict every 30 s; one that is three times as old may no longer hold."""
 LOW_OUTPUT_PCT = 90.0
-"""Below this the strip is not green, whether or not a cause was found."""
+"""Below this a reading of output stands in red; whether it is a fault, triage says."""
+HEADLINES: Mapping[str, tuple[str, str]] = {
+    # triage's headline without a verdict: tone, badge; any other is good news
+    "rules.summary.unexplained": ("warning", "below"),
+    "rules.summary.engine_away": ("problem", "down"),
+    "rules.summary.starting": ("unknown", "starting"),
+    "rules.summary.warming": ("unknown", "learning"),
+    "rules.summary.little": ("unknown", "little"),
+    "rules.summary.gap": ("unknown", "stale"),
+    "rules.summary.silent": ("unknown", "stale"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """`tone`: problem, warning, good or unknown. `badge` is one word or two, `text` the sentence, `note` what stands dim behind it."""
+    """`tone`: problem, warning, good or unknown. `badge` is one word or two, `text` the sentence, `note` what stands dim behind it.
+
+    `judged` says that the sentence is triage's: then the numbers beside it are those that it speaks of, not the newest.
+    """
 
     tone: str
     badge: str
@@ -32,6 +46,7 @@ class Strip:
     note: str = ""
     confidence: float | None = None
     since_ns: int | None = None
+    judged: bool = False
 
 
 def said(line: Line | Fix, language: str) -> str:
@@ -61,12 +76,14 @@ def strip_of(view: View, stale_s: float) -> Strip | None:
         return Strip(
             "unknown", say("dashboard.strip.learning", language), say("dashboard.strip.waiting_text", language)
         )
-    return _judged(view, view.diagnosis, pair)
+    return _judged(view, view.diagnosis)
 
 
 def _down(view: View, pair: PairNow) -> Strip:
     language = view.selection.language
-    headline = said(view.diagnosis.headline, language) if view.diagnosis else ""
+    ended_ns = max(last_answer_ns(view) or 0, pair.restart.time_ns if pair.restart else 0)
+    since = view.diagnosis is not None and view.diagnosis.at_ns > ended_ns
+    headline = said(view.diagnosis.headline, language) if view.diagnosis and since else ""
     if not pair.starting:
         return Strip("problem", say("dashboard.strip.down", language), down_words(view, pair), headline)
     badge = say("dashboard.strip.starting", language)
@@ -76,7 +93,7 @@ def _down(view: View, pair: PairNow) -> Strip:
     return Strip("warning", badge, text, headline)
 
 
-def _judged(view: View, diagnosis: Diagnosis, pair: PairNow) -> Strip:
+def _judged(view: View, diagnosis: Diagnosis) -> Strip:
     language = view.selection.language
     headline = said(diagnosis.headline, language)
     silent_s = (view.now_ns - diagnosis.at_ns) / SECOND_NS
@@ -88,29 +105,46 @@ def _judged(view: View, diagnosis: Diagnosis, pair: PairNow) -> Strip:
         causes = ", ".join(dict.fromkeys(say_cause(str(other.cause), language) for other in others))
         note = say("dashboard.strip.also", language, causes=causes) if causes else ""
         cause = say_cause(str(top.cause), language)
-        return Strip("problem", cause, said(top.summary, language), note, top.confidence, top.since_ns)
-    if pair.baseline == "warming" and diagnosis.output_pct is None:
-        return Strip("unknown", say("dashboard.strip.learning", language), headline)
-    if diagnosis.output_pct is not None and diagnosis.output_pct < LOW_OUTPUT_PCT:
-        return Strip("warning", say("dashboard.strip.below", language), headline)
-    return Strip("good", say("dashboard.strip.healthy", language), headline)
+        return Strip("problem", cause, said(top.summary, language), note, top.confidence, top.since_ns, judged=True)
+    tone, badge = HEADLINES.get(diagnosis.headline.key, ("good", "healthy"))
+    return Strip(tone, say(f"dashboard.strip.{badge}", language), headline, judged=True)
 
 
 def down_words(view: View, pair: PairNow) -> str:
-    """How the engine ended, from its newest restart event: `code` is its return code, negative for a signal."""
+    """How the engine ended, from its newest restart event: `code` is its return code, negative for a signal.
+
+    An event from before it last answered tells of another end than this one.
+    """
     language, engine, event = view.selection.language, pair.key.engine, pair.restart
-    if event is None:
-        return say("dashboard.strip.not_answering", language, engine=engine)
+    answered_ns = last_answer_ns(view)
+    if event is None or (answered_ns is not None and event.time_ns < answered_ns):
+        if answered_ns is None:
+            return say("dashboard.strip.not_answering", language, engine=engine)
+        when = moment_near(answered_ns, view.now_ns, view.selection.offset_s)
+        return say("dashboard.strip.not_answering_since", language, engine=engine, when=when)
     when = moment_near(event.time_ns, view.now_ns, view.selection.offset_s)
     code = event.fields.get("code")
     if not isinstance(code, int):
         return say("dashboard.strip.restarting", language, engine=engine, when=when)
     if code < 0:
-        name = f"{-code}"
-        if -code in {number_.value for number_ in signal.Signals}:
-            name = f"{-code} ({signal.Signals(-code).name})"
+        known = -code in {number_.value for number_ in signal.Signals}
+        name = f"{-code} ({signal.Signals(-code).name})" if known else str(-code)
         return say("dashboard.strip.restarting_signal", language, engine=engine, signal=name, when=when)
     return say("dashboard.strip.restarting_exit", language, engine=engine, code=code, when=when)
+
+
+def last_answer_ns(view: View) -> int | None:
+    """The start of the last bucket in which the engine answered; None when the window holds none."""
+    if view.history is None:
+        return None
+    places = [
+        place
+        for series in view.history.columns.get(("engine", "up"), ())
+        for place, up in enumerate(series.values)
+        if up == 1
+    ]
+    window = view.history.window
+    return window.start_ns + max(places) * window.step_ns if places else None
 
 
 def strip(view: View, stale_s: float) -> Any:
@@ -121,7 +155,7 @@ def strip(view: View, stale_s: float) -> Any:
         return []
     language, offset_s = view.selection.language, view.selection.offset_s
     who = " · ".join(part for part in (pair.key.node, pair.key.engine, _since(words, view, offset_s)) if part)
-    right = [_pair_numbers(pair, language, fresh=words.tone != "unknown" or pair.age_s(view.now_ns) <= stale_s)]
+    right = [_pair_numbers(view, pair, view.diagnosis if words.judged else None)]
     if words.confidence is not None:
         text = say("dashboard.strip.confidence", language, confidence=words.confidence)
         right.append(html.Span(text, className="strip-confidence"))
@@ -154,19 +188,26 @@ def _since(words: Strip, view: View, offset_s: int) -> str:
     )
 
 
-def _pair_numbers(pair: PairNow, language: str, *, fresh: bool) -> Any:
-    """The pair itself, in two numbers."""
+def _pair_numbers(view: View, pair: PairNow, judged: Diagnosis | None) -> Any:
+    """The pair itself, in two numbers: as judged, so that they agree with the sentence; else the newest."""
+    language = view.selection.language
     effort = say(f"dashboard.strip.stayed_{'gpu' if pair.effort == 'gpu' else 'cpu'}", language)
-    sides = (
-        ("tokens", say("dashboard.strip.fell", language), pair.output_pct),
-        ("util", effort, pair.util_pct),
-    )
+    output_pct, util_pct = (judged or pair).output_pct, (judged or pair).util_pct
+    if pair.up == 0:
+        output_pct = None  # the last one is of a moment when it still ran
+    sides = (("tokens", say("dashboard.strip.fell", language), output_pct), ("util", effort, util_pct))
     return html.Div(
         [
-            html.Span(
-                [html.B(number(value if fresh else None, "%")), html.Small(label)], className=f"yield yield-{role}"
-            )
+            html.Span([html.B(number(value, "%")), html.Small(label)], className=f"yield yield-{role}")
             for role, label, value in sides
         ],
         className="yields",
+        title=_judged_at(view, judged),
     )
+
+
+def _judged_at(view: View, judged: Diagnosis | None) -> str:
+    if judged is None:
+        return ""
+    when = moment_near(judged.at_ns, view.now_ns, view.selection.offset_s)
+    return say("dashboard.strip.judged_at", view.selection.language, when=when)

@@ -13,7 +13,7 @@ from dashboard.chart import pair_chart
 from dashboard.fleet import read_fleet
 from dashboard.history import Incident
 from dashboard.history_reader import HistoryReader
-from dashboard.lost import gap_polygons
+from dashboard.lost import gap_polygons, label_place
 from dashboard.marks import bands, event_marks
 from dashboard.palette import DARK, LIGHT
 from dashboard.selection import SECOND_NS, PairKey, Selection, Window
@@ -113,6 +113,17 @@ def test_lost_throughput_is_filled_only_where_utilisation_is_above_output() -> N
 def test_the_fill_does_not_cross_a_hole() -> None:
     polygons = gap_polygons([70.0, 70.0, None, 70.0, 70.0], [98.0, 98.0, 98.0, 98.0, 98.0])
     assert [sorted({x for x, _ in polygon}) for polygon in polygons] == [[0, 1], [3, 4]]
+
+
+def test_the_gap_is_named_where_there_is_room_for_the_words() -> None:
+    output = [98.0] * 50 + [60.0] * 50
+    place = label_place(output, [98.0] * 100)
+    assert place is not None
+    assert place[0] - 6 >= 50 and place[0] + 6 <= 100
+    assert place[1] == 79.0
+    assert label_place([98.0, 60.0] * 50, [98.0] * 100) is None
+    assert label_place([None] * 100, [98.0] * 100) is None
+    assert label_place([], []) is None
 
 
 def test_no_fill_where_output_is_above_utilisation() -> None:

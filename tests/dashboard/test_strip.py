@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dashboard.fleet import Fleet, PairNow
+from dashboard.history import History, Series
 from dashboard.selection import SECOND_NS, PairKey, Selection, Window
 from dashboard.steps import do_next, steps
 from dashboard.strip import strip, strip_of
@@ -57,16 +58,24 @@ def test_the_strip_is_green_when_nothing_is_wrong() -> None:
     assert (found.tone, found.text) == ("good", "Output is 99 % of expected")
 
 
-def test_low_output_without_a_cause_is_not_green() -> None:
-    diagnosis = replace(scene.diagnosis(SUBJECT, NOW), output_pct=71.0)
+@pytest.mark.parametrize(
+    ("headline", "tone", "badge"),
+    [
+        (Line("rules.summary.unexplained", {"loss_pct": 20.0}), "warning", "Below expected"),
+        (Line("rules.summary.warming"), "unknown", "Warming up"),
+        (Line("rules.summary.starting", {"engine": "chat", "down_s": 3.0}), "unknown", "Starting"),
+        (Line("rules.summary.idle"), "good", "Healthy"),
+        (Line("rules.summary.healthy_cpu", {"output_pct": 88.0, "util_pct": 99.0}), "good", "Healthy"),
+    ],
+)
+def test_without_a_verdict_the_tone_follows_triages_headline(headline: Line, tone: str, badge: str) -> None:
+    diagnosis = replace(scene.diagnosis(SUBJECT, NOW), headline=headline)
     found = strip_of(look(diagnosis=diagnosis), 15)
-    assert found is not None and found.tone == "warning"
+    assert found is not None and (found.tone, found.badge) == (tone, badge)
+    assert found.text == headline.text("en")
 
 
-def test_the_strip_is_grey_while_triage_learns_or_has_not_spoken() -> None:
-    learning = replace(scene.diagnosis(SUBJECT, NOW), output_pct=None)
-    found = strip_of(look(replace(PAIR, baseline="warming"), diagnosis=learning), 15)
-    assert found is not None and (found.tone, found.badge) == ("unknown", "Warming up")
+def test_the_strip_is_grey_while_triage_has_not_spoken() -> None:
     found = strip_of(look(), 15)
     assert found is not None and (found.tone, found.badge) == ("unknown", "Warming up")
     assert "No verdict yet" in found.text
@@ -114,6 +123,29 @@ def test_an_engine_that_is_down_says_how_it_ended(code: int | None, en: str, zh:
         found = strip_of(look(pair, language), 15)
         assert found is not None
         assert (found.tone, found.text) == ("problem", expected)
+
+
+def answered(until_s: int) -> History:
+    """The engine answered until so many seconds before NOW, and does not since."""
+    window = Window(NOW - 100 * SECOND_NS, NOW, 2 * SECOND_NS)
+    up = [1.0 if place < (100 - until_s) // 2 else 0.0 for place in range(50)]
+    return History(window, {("engine", "up"): [Series({}, up)]})
+
+
+def test_an_older_restart_does_not_explain_why_the_engine_is_silent_now() -> None:
+    pair = replace(PAIR, up=0, restart=restart(0))
+    found = strip_of(look(pair, history=answered(20)), 15)
+    assert found is not None and found.text == "Engine chat has not answered since 2025-12-31 23:59:38"
+    killed = replace(restart(-9), time_ns=NOW - 21 * SECOND_NS)
+    found = strip_of(look(replace(pair, restart=killed), history=answered(20)), 15)
+    assert found is not None and "killed by signal 9" in found.text
+
+
+def test_the_numbers_beside_a_verdict_are_those_that_it_speaks_of() -> None:
+    newer = replace(PAIR, output_pct=84.0)
+    text = words(strip(look(newer, diagnosis=scene.diagnosis(SUBJECT, NOW)), 15))
+    assert "99 %" in text and "84 %" not in text
+    assert "84 %" in words(strip(look(newer), 15))
 
 
 def test_an_engine_that_loads_is_starting_and_no_problem() -> None:

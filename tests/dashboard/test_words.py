@@ -9,6 +9,7 @@ import pytest
 
 from dashboard.lanes import _COMBINE
 from dashboard.selection import RANGES
+from dashboard.strip import HEADLINES
 from rules.verdict import Cause, Cost, Status, Step
 from telemetry.catalogue import EVENT_KINDS
 from telemetry.messages import LANGUAGES, catalogue, say
@@ -42,6 +43,10 @@ def test_every_sentence_that_the_code_asks_for_is_there() -> None:
     asked = set(re.findall(r'"(dashboard\.[a-z_]+\.[a-z0-9_]+)"', SOURCE))
     assert len(asked) > 60
     assert asked <= set(catalogue())
+
+
+def test_every_headline_that_sets_the_tone_is_one_that_triage_can_say() -> None:
+    assert set(HEADLINES) <= set(catalogue())
 
 
 def test_no_sentence_is_kept_that_nothing_says() -> None:
