@@ -19,6 +19,8 @@ from telemetry.messages import say
 
 VERDICT_STALE_S = 90.0
 """Triage repeats a standing verdict every 30 s; one that is three times as old may no longer hold."""
+ENDING_S = 10
+"""An engine may be seen to answer for so long after the event of its end, by clocks and buckets."""
 LOW_OUTPUT_PCT = 90.0
 """Below this a reading of output stands in red; whether it is a fault, triage says."""
 HEADLINES: Mapping[str, tuple[str, str]] = {
@@ -117,7 +119,7 @@ def down_words(view: View, pair: PairNow) -> str:
     """
     language, engine, event = view.selection.language, pair.key.engine, pair.restart
     answered_ns = last_answer_ns(view)
-    if event is None or (answered_ns is not None and event.time_ns < answered_ns):
+    if event is None or (answered_ns is not None and event.time_ns < answered_ns - ENDING_S * SECOND_NS):
         if answered_ns is None:
             return say("dashboard.strip.not_answering", language, engine=engine)
         when = moment_near(answered_ns, view.now_ns, view.selection.offset_s)
