@@ -15,17 +15,17 @@ _TEXT = ("node", "engine", "model")
 _NUMBERS = ("output", "tokens", "util", "temp", "clock", "throttle", "kv", "queue")
 _WIDTHS = {
     "node": 150,
-    "engine": 108,
-    "model": 112,
+    "engine": 100,
+    "model": 104,
     "output": 94,
-    "tokens": 84,
-    "util": 70,
-    "temp": 82,
-    "clock": 92,
-    "throttle": 110,
-    "kv": 66,
-    "queue": 72,
-    "verdict": 132,
+    "tokens": 80,
+    "util": 76,
+    "temp": 80,
+    "clock": 90,
+    "throttle": 100,
+    "kv": 62,
+    "queue": 66,
+    "verdict": 130,
 }
 
 
