@@ -312,8 +312,10 @@ def _down_s(reader: Reader, engine: Device) -> float:
 
 
 def _is_starting(reader: Reader, engine: Device) -> bool:
-    points = engine.points("starting", reader.start(NOW_S), reader.at_ns)
-    return bool(points and points[-1][1])
+    starting = engine.points("starting", reader.start(NOW_S), reader.at_ns)
+    up = engine.points("up", reader.start(NOW_S), reader.at_ns)
+    # `starting` is told only while it does not answer, so an older one says nothing once it does
+    return bool(starting and up and starting[-1][1] and not up[-1][1])
 
 
 def _frozen_s(reader: Reader, engine: Device) -> float | None:

@@ -110,6 +110,11 @@ def test_an_engine_that_loads_is_starting_and_only_a_start_of_many_minutes_is_na
             samples.append(Sample("host", {"node": "n1"}, {"cpu_pct": 40.0}, T0 + t * SECOND))
         return samples
 
+    ready = Sample(
+        "engine", {"node": "n1", "engine": "chat", "kind": "vllm", "model": "m"}, {"up": 1}, T0 + 121 * SECOND
+    )
+    (answering,) = judge([*loading(120), ready])
+    assert "is starting" not in answering.headline.text("en")
     (young,) = judge(loading(120))
     assert young.verdicts == ()
     assert "is starting" in young.headline.text("en")
