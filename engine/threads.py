@@ -14,8 +14,9 @@ measurable when the machine is quiet."""
 TRY_EVERY = 64
 """Every so many steps of one size, the other thread count gets a step, so that a choice can be revised."""
 
-FORGET = 0.1
-"""Weight of the newest step time in the running mean."""
+SLOWER, FASTER = 0.1, 0.5
+"""Weight of the newest step time in the running mean. A faster step counts more: the first step of a size is slow for reasons
+that don't come back (kernels are made), and a choice must not suffer from that for hundreds of steps."""
 
 
 def calm_openmp() -> None:
@@ -59,4 +60,8 @@ class ThreadChooser:
         size = tokens.bit_length()
         self._steps[size] = self._steps.get(size, 0) + 1
         known = self._mean.get((size, threads))
-        self._mean[size, threads] = seconds if known is None else known + FORGET * (min(seconds, 4 * known) - known)
+        if known is None:
+            self._mean[size, threads] = seconds
+        else:
+            weight = FASTER if seconds < known else SLOWER
+            self._mean[size, threads] = known + weight * (min(seconds, 4 * known) - known)

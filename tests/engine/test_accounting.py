@@ -129,6 +129,13 @@ def test_when_a_neighbour_gets_busy_the_choice_turns_and_turns_back() -> None:
     assert quiet[-20:].count(2) > 15
 
 
+def test_a_slow_first_step_does_not_spoil_a_choice_for_long() -> None:
+    chooser = ThreadChooser(2)
+    chooser.learn(8, 2, 0.500)
+    used = steps(chooser, 8, {1: 0.020, 2: 0.012}, 10 * TRY_EVERY)
+    assert used[6 * TRY_EVERY :].count(2) > 0.9 * 4 * TRY_EVERY
+
+
 def test_sizes_are_judged_apart_and_one_outlier_does_not_turn_the_choice() -> None:
     chooser = ThreadChooser(2)
     steps(chooser, 1, {1: 0.010, 2: 0.012}, 50)
