@@ -28,9 +28,10 @@ class GatherAttention:
 
     def __call__(self, batch: Batch, qkv: Tensor, cache: Tensor) -> Tensor:
         """[tokens, q_width + kv_width] -> [tokens, q_width]. `cache` is one layer's [blocks, block_size * kv_width]."""
-        if len(batch.decode) == 1 and not batch.prefill:
+        if len(batch.decode) == 1 and batch.decode[0].end == qkv.shape[0]:
             return self._decode(batch.decode[0], qkv, cache)
         out = qkv.new_empty(qkv.shape[0], self.q_width)
+        out[batch.tokens :] = 0.0
         for group in batch.decode:
             out[group.begin : group.end] = self._decode(group, qkv, cache)
         for chunk in batch.prefill:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,8 +46,9 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    ids: Tensor  # [tokens]
-    positions: Tensor  # [tokens]
+    ids: Tensor  # [padded tokens]; what lies beyond `tokens` is computed and thrown away
+    positions: Tensor  # [padded tokens]
+    tokens: int
     slots: Tensor  # [tokens], where K and V go
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillChunk, ...]
@@ -59,8 +60,10 @@ class Batch:
         return [row for row in self.rows if row.samples]
 
 
-def build(plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
-    """Tensors for a plan. Single tokens come first, longest context first; chunks follow."""
+def build(
+    plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.device, padded: Callable[[int], int] = int
+) -> Batch:
+    """Tensors for a plan. Single tokens come first, longest context first; chunks follow, then padding up to `padded`."""
     single = sorted((row for row in plan.rows if row.count == 1), key=lambda row: -row.context)
     chunks = [row for row in plan.rows if row.count > 1]
     rows = (*single, *chunks)
@@ -75,15 +78,18 @@ def build(plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.dev
         slots += [blocks[p // block_size] * block_size + p % block_size for p in range(row.start, row.context)]
         if row.samples:
             samples.append(len(ids) - 1)
+    tokens = len(ids)
+    padding = [0] * (padded(tokens) - tokens)
     return Batch(
-        ids=torch.tensor(ids, device=device),
-        positions=torch.tensor(positions, device=device),
+        ids=torch.tensor(ids + padding, device=device),
+        positions=torch.tensor(positions + padding, device=device),
+        tokens=tokens,
         slots=torch.tensor(slots, device=device),
         decode=tuple(
             _decode_group(single[a:b], a, block_size, dtype, device) for a, b in group_bounds(single, block_size)
         ),
         prefill=tuple(_prefill_chunks(chunks, len(single), block_size, dtype, device)),
-        sampled=None if len(samples) == len(ids) else torch.tensor(samples, device=device),
+        sampled=None if len(samples) == tokens else torch.tensor(samples, device=device),
         rows=rows,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.modelconfig import ModelConfig
@@ -11,7 +12,6 @@ class KVStore:
     """Per layer a tensor [blocks, block_size * width]; a slot's row holds K of all KV heads, then V of all KV heads.
 
     Zeroed, because padding reads slots that nobody has written: their weight is 0, and 0 times an old NaN would be NaN.
-    On CPU the pages of untouched blocks cost no memory.
     """
 
     def __init__(
@@ -19,15 +19,21 @@ class KVStore:
     ) -> None:
         self.block_size = block_size
         self.width = config.kv_width
-        self.layers = [
-            torch.zeros(num_blocks, block_size * self.width, dtype=dtype, device=device)
-            for _ in range(config.num_layers)
-        ]
+        self.layers = [_zeros(num_blocks, block_size * self.width, dtype, device) for _ in range(config.num_layers)]
         self.slots = [layer.view(num_blocks * block_size, self.width) for layer in self.layers]
 
     def write(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Put `rows` [tokens, width] into the slots [tokens] of a layer."""
         self.slots[layer].index_copy_(0, slots, rows)
+
+
+def _zeros(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On CPU through numpy, whose zeros are pages that the kernel gives only when they are touched: unlike torch's, a cache
+    costs the memory that is used, not all that it may grow to.
+    """
+    if device.type != "cpu":
+        return torch.zeros(rows, width, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(rows * width * dtype.itemsize, dtype=np.uint8)).view(dtype).view(rows, width)
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -23,6 +23,10 @@ class Linear(Protocol):
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product plus `residual`, which may be overwritten."""
 
+    @staticmethod
+    def padded(rows: int) -> int:
+        """How many rows to compute instead of `rows`: some kernels want few different numbers of them."""
+
 
 class Plain:
     """The weights as they are, through torch's own linear."""
@@ -40,6 +44,10 @@ class Plain:
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias).add_(residual)
+
+    @staticmethod
+    def padded(rows: int) -> int:
+        return rows
 
 
 class Packed:
@@ -61,6 +69,14 @@ class Packed:
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         return self(x).add_(residual)
+
+    @staticmethod
+    def padded(rows: int) -> int:
+        """oneDNN makes and keeps a kernel of some 0.7 MB for each number of rows and each shape of weights; a thousand of
+        them would cost as much memory as the model. So: each number up to 16, then steps of 4, 32 and 64.
+        """
+        step = 1 if rows <= 16 else 4 if rows <= 32 else 32 if rows <= 256 else 64
+        return -(-rows // step) * step
 
 
 Kernel = Callable[[Tensor, Tensor | None], Linear]

@@ -57,7 +57,7 @@ class Decoder:
         )
 
     def forward(self, batch: Batch, cache: KVStore) -> Tensor:
-        """[tokens] ids -> [tokens, hidden]; writes K and V of these tokens into the cache."""
+        """The step's token ids -> [tokens, hidden]; writes K and V of these tokens into the cache."""
         config = self.config
         width, eps = (config.hidden,), config.norm_eps
         x = F.embedding(batch.ids, self.embedding)
@@ -65,15 +65,17 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             qkv = layer.qkv(F.rms_norm(x, width, layer.attention_norm, eps))
             rotate_(qkv, turn, config.num_heads + config.num_kv_heads, config.head_dim)
-            cache.write(number, batch.slots, qkv[:, config.q_width :])
+            cache.write(number, batch.slots, qkv[: batch.tokens, config.q_width :])
             x = layer.attention_out.plus(self.attention(batch, qkv, cache.layers[number]), x)
             gate, up = layer.gate_up(F.rms_norm(x, width, layer.mlp_norm, eps)).chunk(2, dim=-1)
             x = layer.down.plus(F.silu(gate).mul_(up), x)
-        return x
+        return x[: batch.tokens]
 
     def logits(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]"""
-        return self.head(F.rms_norm(x, (self.config.hidden,), self.norm, self.config.norm_eps))
+        rows = x.shape[0]
+        x = F.rms_norm(x, (self.config.hidden,), self.norm, self.config.norm_eps)
+        return self.head(F.pad(x, (0, 0, 0, self.head.padded(rows) - rows)))[:rows]
 
 
 def rotations(config: ModelConfig, context: int, device: torch.device) -> Tensor:

@@ -43,7 +43,7 @@ class Runner:
         return StepResult(chosen, seconds)
 
     def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
-        batch = build(plan, self.cache.block_size, self._dtype, self._device)
+        batch = build(plan, self.cache.block_size, self._dtype, self._device, self.decoder.head.padded)
         x = self.decoder.forward(batch, self.cache)
         rows = batch.sampled_rows
         if not rows:

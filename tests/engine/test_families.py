@@ -15,7 +15,7 @@ from engine.batch import build
 from engine.blocks import BlockPool
 from engine.checkpoints.find import open_checkpoint
 from engine.kvstore import KVStore
-from engine.linear import Plain
+from engine.linear import Packed, Plain
 from engine.loader import load_decoder
 from engine.model import Decoder
 from engine.modelconfig import UnsupportedModel
@@ -66,7 +66,7 @@ def logits_of(decoder: Decoder, tokens: list[int], chunks: list[int], beside: li
         for count in chunks:
             first.tokens = tokens[: done + count]
             plan = scheduler.schedule()
-            batch = build(plan, 4, torch.float32, torch.device("cpu"))
+            batch = build(plan, 4, torch.float32, torch.device("cpu"), decoder.head.padded)
             out = decoder.logits(decoder.forward(batch, cache))
             at = 0
             for row in batch.rows:
@@ -194,3 +194,12 @@ def test_half_precision_runs_on_cpu_and_is_near(tmp_path: Path) -> None:
         scheduler.add(Request("a", tokens, Sampling(), 0.0))
         got = half.logits(half.forward(build(scheduler.schedule(), 16, torch.bfloat16, torch.device("cpu")), cache))
     assert float((got.float() - exact).abs().mean()) < 0.03 * float(exact.abs().mean())
+
+
+def test_padded_numbers_of_rows_are_few_and_never_too_small() -> None:
+    padded = [Packed.padded(rows) for rows in range(1, 2049)]
+    assert all(more >= rows for rows, more in enumerate(padded, start=1))
+    assert padded[:16] == list(range(1, 17))
+    assert len(set(padded[:256])) == 16 + 4 + 7
+    assert max(more / rows for rows, more in enumerate(padded, start=1) if rows > 64) < 1.5
+    assert [Plain.padded(rows) for rows in (1, 17, 300)] == [1, 17, 300]
