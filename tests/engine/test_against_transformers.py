@@ -22,7 +22,7 @@ from engine.scheduler import Scheduler
 from engine.settings import EngineSettings
 
 NEW_TOKENS = 24
-LENGTHS = (5, 6, 7, 9, 12, 15, 16, 17, 23, 31, 32, 33, 48, 64, 65, 97, 128, 150, 200, 255, 257, 300, 512, 700)
+LENGTHS = (5, 7, 9, 12, 16, 17, 23, 32, 33, 48, 64, 65, 128, 150, 200, 255, 257, 300, 512, 700)
 TIE = 1e-3
 """Logits so near to each other may be swapped by rounding: then both tokens are right."""
 SETTINGS = EngineSettings(kv_blocks=400, max_seqs=32, token_budget=256)
