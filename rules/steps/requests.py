@@ -54,7 +54,7 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
     costs = effect.slow_output and bar.reached("request_mix.explained", explained)
     if change.prefill and costs and (queued or bar.reached("request_mix.loss_ratio", evidence.output.output_ratio)):
         return _longer_prefill(evidence, effect, change, lines, explained or 0.0)
-    if change.longer_outputs and queued and not effect.slow_output:
+    if change.longer_outputs and queued and bar.reached("request_mix.kept_ratio", evidence.output.output_ratio):
         return _longer_answers(evidence, effect, lines)
     why = None
     if change.any:
