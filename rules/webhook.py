@@ -143,7 +143,8 @@ class Sender(threading.Thread):
         """Ask to end; an attempt under way may outlive the wait, and its message stays in the outbox."""
         self._stopping.set()
         self._outbox.filled.set()
-        self.join(timeout_s)
+        if self.is_alive():
+            self.join(timeout_s)
 
     def run(self) -> None:
         failures = 0
