@@ -34,7 +34,7 @@ class TrafficSettings:
 
     url: str = "http://127.0.0.1:8601"
     rate_per_s: float = 0.0
-    running: float = 3.0
+    running: float = 2.0
     seed: int = 0
 
 
