@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rules.evidence import Evidence
 from rules.finding import Effect, Finding, line
-from rules.priors import STEP_OF, Priors
+from rules.priors import STEP_OF, Priors, Strength
 from rules.verdict import Cause, Cost, Line, Status, Step, StepReport, Verdict
 
 SLOWED = frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.SOFTWARE, Cause.CONTENTION, Cause.STORAGE, Cause.HOST_CPU))
@@ -65,6 +65,8 @@ def weigh(findings: Sequence[Finding], priors: Priors) -> list[Ranked]:
     roots: dict[Cause, Cause | None] = {
         finding.cause: _root_of(finding, [other for other, _ in scored]) for finding, _ in scored
     }
+    if scored and None not in roots.values():  # a chain that closes: the likeliest of it is the root
+        roots[max(scored, key=lambda entry: entry[1])[0].cause] = None
     rivals = sum(score for finding, score in scored if roots[finding.cause] is None and not finding.alone)
     ranked = []
     for finding, score in scored:
@@ -80,11 +82,18 @@ def _root_of(finding: Finding, all_found: Sequence[Finding]) -> Cause | None:
     for other in all_found:
         if other.cause is finding.cause or finding.cause not in EXPLAINS.get(other.cause, ()):
             continue
-        if other.cause in EXPLAINS.get(finding.cause, ()) and not _leads(other, finding):
-            continue  # each could explain the other: the one that began first does
-        if not _leads(finding, other):
+        if other.cause in EXPLAINS.get(finding.cause, ()):
+            if _settles(other, finding):
+                return other.cause
+        elif not _leads(finding, other):
             return other.cause
     return None
+
+
+def _settles(first: Finding, second: Finding) -> bool:
+    """Each could explain the other: the proven one does, else the one that began clearly before; else neither."""
+    proofs = (first.strength is Strength.PROOF, second.strength is Strength.PROOF)
+    return proofs == (True, False) or (proofs[0] == proofs[1] and _leads(first, second))
 
 
 def _leads(first: Finding, second: Finding) -> bool:

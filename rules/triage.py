@@ -114,7 +114,7 @@ class Triage:
             at_ns=evidence.at_ns,
             steps=reports,
             verdicts=verdicts,
-            headline=headline(evidence, effect, verdicts, silent),
+            headline=headline(evidence, effect, verdicts, silent, memory.slow_since_ns),
             output_pct=100 * evidence.output.output_ratio
             if shown and evidence.output.output_ratio is not None
             else None,
@@ -160,8 +160,10 @@ def output_is_real(evidence: Evidence) -> bool:
     return evidence.engine is not None and evidence.output.output_ratio is not None
 
 
-def headline(evidence: Evidence, effect: Effect, verdicts: Sequence[Verdict], silent: bool) -> Line:
-    """One sentence for the top of the page, also when nothing is wrong."""
+def headline(
+    evidence: Evidence, effect: Effect, verdicts: Sequence[Verdict], silent: bool, slow_since_ns: int | None
+) -> Line:
+    """One sentence for the top of the page, also when nothing is wrong. A loss without a cause is told once it has lasted."""
     if verdicts:
         return verdicts[0].summary
     if silent:
@@ -180,8 +182,10 @@ def headline(evidence: Evidence, effect: Effect, verdicts: Sequence[Verdict], si
         if running is not None and running < 0.3:
             return summary("idle")
         return summary("warming" if evidence.output.baseline == "warming" else "little")
-    if effect.slow:
-        return summary("unexplained", loss_pct=effect.loss_pct or 0.0)
+    if effect.slow and slow_since_ns is not None:
+        lasted_s = (evidence.at_ns - slow_since_ns) / SECOND
+        if lasted_s >= Bar().enter("loss.noted_s"):
+            return summary("unexplained", loss_pct=effect.loss_pct or 0.0)
     return summary(f"healthy_{evidence.effort}", output_pct=100 * ratio, util_pct=util or 0.0)
 
 

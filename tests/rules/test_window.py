@@ -1,0 +1,96 @@
+"""The window keeps what rules read, in order, no longer than it must, and names pairs rightly."""
+
+from __future__ import annotations
+
+from rules.pair import pairs_of
+from rules.window import SECOND, Window
+from telemetry.sample import Sample
+
+T0 = 1_795_960_800_000_000_000
+
+
+def gpu(t: float, index: str = "0", node: str = "n1", **fields: float | int) -> Sample:
+    return Sample("gpu", {"node": node, "gpu": index, "uuid": f"{node}-{index}"}, fields, T0 + int(t * SECOND))
+
+
+def engine(t: float, name: str, node: str = "n1", gpus: str = "", **fields: float | int | str) -> Sample:
+    tags = {"node": node, "engine": name, "kind": "vllm", "model": "m"} | ({"gpus": gpus} if gpus else {})
+    return Sample("engine", tags, fields, T0 + int(t * SECOND))
+
+
+def test_an_absent_field_leaves_no_value_and_no_zero() -> None:
+    window = Window()
+    window.add([gpu(0, temp_c=60.0), gpu(1, util_pct=98.0), gpu(2, temp_c=62.0, util_pct=97.0)])
+    (device,) = window.devices("n1", "gpu")
+    assert device.values("temp_c", T0 - 1, T0 + 2 * SECOND) == [60.0, 62.0]
+    assert device.points("util_pct", T0 - 1, T0 + 2 * SECOND) == [(T0 + SECOND, 98.0), (T0 + 2 * SECOND, 97.0)]
+    assert device.values("power_w", T0 - 1, T0 + 2 * SECOND) == []
+
+
+def test_parts_of_one_tick_merge_and_what_comes_late_is_let_go() -> None:
+    window = Window()
+    window.add([gpu(0, temp_c=60.0), gpu(0, util_pct=98.0), gpu(5, temp_c=61.0), gpu(3, temp_c=99.0)])
+    (device,) = window.devices("n1", "gpu")
+    assert list(device.times) == [T0, T0 + 5 * SECOND]
+    assert device.values("util_pct", T0 - 1, T0) == [98.0]
+
+
+def test_trimming_lets_go_of_the_past_and_keeps_the_last_known_limits() -> None:
+    window = Window(horizon_s=60)
+    window.add([gpu(0, temp_limit_c=87.0, temp_c=60.0)])
+    window.add(gpu(t, temp_c=60.0) for t in range(1, 400))
+    window.trim(T0 + 399 * SECOND)
+    (device,) = window.devices("n1", "gpu")
+    assert 60 <= len(device.times) <= 61
+    assert device.values("temp_c", T0, T0 + 300 * SECOND) == []
+    assert device.known("temp_limit_c", T0 + 399 * SECOND) == 87.0
+    assert device.known("temp_limit_c", T0 + 7300 * SECOND) is None
+
+
+def test_a_changed_text_is_an_event_once() -> None:
+    window = Window()
+    window.add([engine(0, "e", version="1", config_hash="a"), engine(1, "e", version="1", config_hash="a")])
+    assert window.events == []
+    window.add([engine(2, "e", version="2", config_hash="a"), engine(3, "e", version="2", config_hash="b")])
+    window.add([engine(3, "e", version="2", config_hash="b")])
+    assert [(event.kind, event.text) for event in window.events] == [("deploy", "1 -> 2"), ("config", "a -> b")]
+
+
+def test_the_same_event_read_twice_is_one() -> None:
+    event = Sample("event", {"node": "n1", "kind": "deploy", "subject": "e"}, {"text": "x", "code": 0}, T0)
+    window = Window()
+    window.add([event, event])
+    window.add([event])
+    assert len(window.events) == 1
+
+
+def test_pairs_are_engines_with_their_gpus_and_nodes_without_an_engine() -> None:
+    window = Window()
+    window.add([gpu(0, str(i), util_pct=1.0) for i in range(4)])
+    window.add([engine(0, "a", gpus="0+1", up=1), engine(0, "b", gpus="3", up=1)])
+    window.add([gpu(0, "0", node="n2", util_pct=1.0), Sample("host", {"node": "n3"}, {"cpu_pct": 3.0}, T0)])
+    found = {(p.node, p.subject.get("engine", "")): [g.tags["gpu"] for g in p.gpus] for p in pairs_of(window)}
+    assert found == {
+        ("n1", "a"): ["0", "1"],
+        ("n1", "b"): ["3"],
+        ("n1", ""): ["2"],
+        ("n2", ""): ["0"],
+        ("n3", ""): [],
+    }
+
+
+def test_an_engine_that_names_no_gpus_has_those_that_nobody_names() -> None:
+    window = Window()
+    window.add([gpu(0, str(i), util_pct=1.0) for i in range(3)])
+    window.add([engine(0, "a", up=1), engine(0, "b", gpus="2", up=1)])
+    found = {p.subject["engine"]: [g.tags["gpu"] for g in p.gpus] for p in pairs_of(window)}
+    assert found == {"a": ["0", "1"], "b": ["2"]}
+
+
+def test_ten_gpus_sort_as_numbers_and_a_gpu_whose_uuid_changed_is_one() -> None:
+    window = Window()
+    window.add([gpu(0, str(i), util_pct=1.0) for i in range(11)])
+    window.add([Sample("gpu", {"node": "n1", "gpu": "4", "uuid": "new"}, {"util_pct": 7.0}, T0 + SECOND)])
+    (pair,) = pairs_of(window)
+    assert [g.tags["gpu"] for g in pair.gpus] == [str(i) for i in range(11)]
+    assert pair.gpus[4].tags["uuid"] == "new"
