@@ -136,10 +136,11 @@ class StepModel:
             return WARMING
         row = self._row(at)
         step = sum(self._weights[index] * value for index, value in row)
-        if step <= 0:
+        if not (math.isfinite(step) and step > 0):
             return WARMING
-        variance = sum(self._covariance[i][j] * x * y for i, x in row for j, y in row) / step**2
-        return Expected(step, math.sqrt(variance + self.noise**2 / 2 + FLOOR**2), "history")
+        variance = sum(self._covariance[i][j] * x * y for i, x in row for j, y in row) / step / step
+        spread = math.sqrt(max(variance, 0.0) + self.noise**2 / 2 + FLOOR**2)
+        return Expected(step, spread, "history") if math.isfinite(spread) else WARMING
 
     def _row(self, at: Point) -> list[tuple[int, float]]:
         place = min(max(math.log2(at.batch), 0.0), KNOTS - 1.0)
@@ -173,6 +174,7 @@ class StepModel:
         weights = [1.0] * len(rows)
         noise = 0.05
         theta: list[float] = []
+        covariance: list[list[float]] = []
         for _ in range(3):
             matrix, target = _prior(off)
             for (row, step), weight in zip(rows, weights, strict=True):
@@ -181,7 +183,10 @@ class StepModel:
                     target[i] += precision * x / step
                     for j, y in row:
                         matrix[i][j] += precision * x * y / step**2
-            covariance = _inverse(matrix)
+            inverse = _inverse(matrix)
+            if inverse is None:
+                return  # spans too far apart to be of one engine: what was known stands
+            covariance = inverse
             theta = [sum(c * t for c, t in zip(line, target, strict=True)) for line in covariance]
             residuals = [1 - sum(theta[i] * x for i, x in row) / step for row, step in rows]
             noise = max(1.4826 * statistics.median(abs(r) for r in residuals), FLOOR)
@@ -251,12 +256,17 @@ def _prior(off: Sequence[int]) -> tuple[list[list[float]], list[float]]:
     return matrix, target
 
 
-def _inverse(matrix: list[list[float]]) -> list[list[float]]:
-    """Inverse of a symmetric positive definite matrix by Gauss-Jordan; SIZE is small and the prior keeps it regular."""
+def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
+    """Inverse of a symmetric positive definite matrix by Gauss-Jordan: SIZE is small and the prior keeps it regular.
+
+    None when rounding has eaten that, as it does with readings that are many orders of magnitude apart.
+    """
     size = len(matrix)
     work = [[*row, *(1.0 if i == j else 0.0 for j in range(size))] for i, row in enumerate(matrix)]
     for i in range(size):
         pivot = work[i][i]
+        if not (math.isfinite(pivot) and pivot > 1e-12):
+            return None
         work[i] = [value / pivot for value in work[i]]
         line = work[i]
         for j in range(size):
