@@ -140,6 +140,7 @@ class AlertMachine:
         passed = min(max(elapsed_s, 0.0), self.settings.step_max_s)
         conditions = conditions_of(diagnoses, self.settings.leave_confidence)
         told = _nodes_that_tell(diagnoses)
+        heard = frozenset(diagnosis.subject["node"] for diagnosis in diagnoses)
         self._absorb(conditions)
         found: list[Transition] = []
         for mark in [*conditions, *(known for known in self.alerts if known not in conditions)]:
@@ -148,7 +149,9 @@ class AlertMachine:
             if alert is None or alert.state == RESOLVED:
                 self._begin(mark, alert, condition, at_ns, passed)
             else:
-                found += self._advance(alert, condition, conditions, told, at_ns, passed)
+                over = alert.simulated and not heard.intersection(alert.nodes)  # the simulation was switched off
+                knows = over or told.issuperset(alert.nodes)
+                found += self._advance(alert, condition, conditions, knows, at_ns, passed)
         return found
 
     def open(self) -> list[Alert]:
@@ -171,7 +174,7 @@ class AlertMachine:
         alert: Alert,
         condition: Condition | None,
         conditions: Mapping[str, Condition],
-        told: frozenset[str],
+        knows: bool,
         at_ns: int,
         passed: float,
     ) -> list[Transition]:
@@ -181,7 +184,7 @@ class AlertMachine:
             alert.false_s = 0.0
             if condition is not None:
                 _refresh(alert, condition)
-        elif told.issuperset(alert.nodes):
+        elif knows:
             alert.false_s += passed
         else:
             return []  # nobody can tell: nothing fires, nothing ends

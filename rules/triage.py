@@ -62,7 +62,8 @@ class Triage:
             self._trimmed_ns = at_ns
         pairs = pairs_of(self.window)
         fleet = _Fleet(self.window, pairs, self.memories, at_ns)
-        return widen([self._judge(pair, fleet, at_ns) for pair in pairs])
+        judged = [(pair, self._judge(pair, fleet, at_ns)) for pair in pairs]
+        return widen([diagnosis for pair, diagnosis in judged if not _is_gone(pair, self.last[pair.key])])
 
     def _judge(self, pair: Pair, fleet: _Fleet, at_ns: int) -> Diagnosis:
         memory = self.memories.setdefault(pair.key, PairMemory())
@@ -150,6 +151,15 @@ class Triage:
             if not (seen.lane in idle and seen.source.partition(".")[0] in unloaded)
         }
         memory.note(at_ns, point, readings)
+
+
+def _is_gone(pair: Pair, evidence: Evidence) -> bool:
+    """A simulation that has ended, or an engine that its agent was told to watch no more: neither is blind, neither is judged."""
+    bar = Bar()
+    if pair.simulated and bar.reached("telemetry.simulation_over_s", evidence.silent_s):
+        return True
+    engine = evidence.engine
+    return engine is not None and not is_silent(evidence, bar) and bar.reached("telemetry.gone_s", engine.age_s)
 
 
 _COUNTED = frozenset(f"gpu.throttle_{name}_s" for name in ("hw_thermal", "sw_thermal", "sw_power", "hw_power_brake"))

@@ -76,7 +76,10 @@ class Line:
     lane: str = ""
 
     def text(self, language: str = "en") -> str:
-        return say(self.key, language, **self.values)
+        """The sentence, with a cause among its values in the words of the language."""
+        cause = self.values.get("cause")
+        named = {"cause": say(f"rules.cause.{cause}", language)} if cause in list(Cause) else {}
+        return say(self.key, language, **{**self.values, **named})
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,25 +75,23 @@ class Event:
 class Device:
     """The rows of one series, oldest first. Spans are half-open to the left: start < time <= end, in wall nanoseconds."""
 
-    __slots__ = ("_known", "columns", "measurement", "tags", "texts", "times")
+    __slots__ = ("_known", "columns", "last_ns", "measurement", "tags", "texts", "times")
 
     def __init__(self, measurement: str, tags: Mapping[str, str]) -> None:
         self.measurement = measurement
         self.tags = dict(tags)
         self.times = array("q")
+        self.last_ns = 0  # of the newest row ever, also when it was let go
         self.columns: dict[str, array[float]] = {}
         self.texts: dict[str, str] = {}
         self._known: dict[str, tuple[int, float]] = {}
 
-    @property
-    def last_ns(self) -> int:
-        return self.times[-1] if self.times else 0
-
     def add(self, time_ns: int, fields: Mapping[str, Value]) -> None:
         """One row; the same time again merges into the last row, an older time is let go."""
-        if time_ns < self.last_ns:
+        if time_ns < self.last_ns or (time_ns == self.last_ns and not self.times):
             return
         if time_ns > self.last_ns:
+            self.last_ns = time_ns
             self.times.append(time_ns)
             for column in self.columns.values():
                 column.append(NAN)

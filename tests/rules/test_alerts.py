@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,6 +105,13 @@ def test_a_gap_neither_fires_nor_resolves() -> None:
     assert run.feed(times=5000) == []  # not even a diagnosis of the node
     assert run.machine.open()[0].state == FIRING
     assert run.feed(GOOD, times=30) == [RESOLVED]
+
+
+def test_a_simulated_incident_ends_with_its_simulation_and_a_real_one_does_not_end_with_its_node() -> None:
+    for simulated, expected in ((True, [RESOLVED]), (False, [])):
+        run = Run()
+        run.feed(replace(BAD, simulated=simulated), times=20)
+        assert run.feed(diagnosis("n7"), times=100) == expected
 
 
 def test_a_service_that_slept_for_an_hour_fires_and_resolves_nothing_by_it() -> None:

@@ -250,6 +250,31 @@ def test_a_short_gap_is_a_gap_and_a_long_one_is_telemetry() -> None:
     assert silent.output_pct is None
 
 
+def test_a_simulation_that_was_switched_off_is_not_blindness() -> None:
+    samples = [
+        Sample(s.measurement, {**s.tags, "origin": "simulated"}, s.fields, s.time_ns)
+        for s in scene([Node("s1", seed=1)], 30)
+    ]
+    samples += scene([Node("n1", seed=2)], 150)
+    samples.sort(key=lambda s: s.time_ns)
+    walked = walk(samples, 150)
+    assert [d.subject["node"] for d in walked[-1][1]] == ["n1"]
+    assert {node for t, node, _ in verdicts(walked) if t > 100} == set()
+
+
+def test_an_engine_that_is_watched_no_more_is_named_for_a_while_and_then_gone() -> None:
+    old = [s for s in scene([Node("n1", seed=1)], 40) if s.measurement == "engine"]
+    kept = [Sample(s.measurement, s.tags, s.fields, s.time_ns) for s in scene([Node("n1", seed=1, cadence=5)], 1000)]
+    new = [
+        Sample(s.measurement, {**s.tags, "engine": "other"}, s.fields, s.time_ns) if s.measurement == "engine" else s
+        for s in kept
+    ]
+    walked = walk(sorted([*old, *new], key=lambda s: s.time_ns), 1000, step=20)
+    silent = [t for t, ds in walked for d in ds if d.subject.get("engine") == "chat" and d.verdicts]
+    assert silent and max(silent) <= 40 + 920
+    assert [d.subject.get("engine") for d in walked[-1][1]] == ["other"]
+
+
 def test_an_engine_that_answers_without_metrics_is_named_with_the_flag_that_hides_them() -> None:
     samples = []
     for sample in scene([Node("n1", seed=1)], 60):
