@@ -11,12 +11,12 @@ SPIN_COUNT = "200"
 neighbour on two cores that made a decode step 90 times as long (1,188 ms instead of 13 ms), and with 200 it costs nothing
 measurable when the machine is quiet."""
 
-TRY_EVERY = 64
+TRY_EVERY = 48
 """Every so many steps of one size, the other thread count gets a step, so that a choice can be revised."""
 
-SLOWER, FASTER = 0.1, 0.5
-"""Weight of the newest step time in the running mean. A faster step counts more: the first step of a size is slow for reasons
-that don't come back (kernels are made), and a choice must not suffer from that for hundreds of steps."""
+USUAL, TRIED = 0.1, 0.3
+"""Weight of the newest step time in the running mean, of the thread count in use and of the one that is only tried now and
+then: what is seen rarely must count for more, or it stays what it was long ago."""
 
 
 def calm_openmp() -> None:
@@ -36,32 +36,39 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 class ThreadChooser:
-    """Remembers step times per number of tokens (in powers of two) and thread count; times are seconds per step."""
+    """Remembers mean step times per number of tokens (in powers of two) and thread count; times are seconds per step.
+
+    Means, not best times: beside busy neighbours two threads are fast now and then and slow on the whole.
+    """
 
     def __init__(self, most: int) -> None:
         self.options = (1, most) if most > 1 else (1,)
         self._mean: dict[tuple[int, int], float] = {}
-        self._steps: dict[int, int] = {}
+        self._seen: dict[tuple[int, int], int] = {}
 
     def choose(self, tokens: int) -> int:
         """The thread count for a step of so many tokens."""
         size = tokens.bit_length()
         for option in reversed(self.options):
-            if (size, option) not in self._mean:
+            if self._seen.get((size, option), 0) < 2:
                 return option
-        best = min(self.options, key=lambda option: self._mean[size, option])
-        steps = self._steps.get(size, 0)
-        if len(self.options) > 1 and steps % TRY_EVERY == TRY_EVERY - 1:
+        best = self._best(size)
+        steps = sum(self._seen[size, option] for option in self.options)
+        if len(self.options) > 1 and steps % TRY_EVERY == 0:
             return next(option for option in self.options if option != best)
         return best
 
     def learn(self, tokens: int, threads: int, seconds: float) -> None:
-        """Take in how long a step took. A single outlier hardly counts; a lasting change does after some ten steps."""
-        size = tokens.bit_length()
-        self._steps[size] = self._steps.get(size, 0) + 1
-        known = self._mean.get((size, threads))
-        if known is None:
-            self._mean[size, threads] = seconds
-        else:
-            weight = FASTER if seconds < known else SLOWER
-            self._mean[size, threads] = known + weight * (min(seconds, 4 * known) - known)
+        """Take in how long a step took. The first of its kind is forgotten when the second comes: kernels were made in it.
+        Later a single outlier hardly counts; a lasting change does after some ten steps.
+        """
+        key = (tokens.bit_length(), threads)
+        self._seen[key] = self._seen.get(key, 0) + 1
+        if self._seen[key] <= 2:
+            self._mean[key] = seconds
+            return
+        weight = USUAL if threads == self._best(key[0]) else TRIED
+        self._mean[key] += weight * (min(seconds, 4 * self._mean[key]) - self._mean[key])
+
+    def _best(self, size: int) -> int:
+        return min(self.options, key=lambda option: self._mean.get((size, option), float("inf")))

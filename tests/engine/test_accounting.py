@@ -116,8 +116,7 @@ def steps(chooser: ThreadChooser, tokens: int, seconds: dict[int, float], count:
 
 def test_the_faster_thread_count_is_used_and_the_other_tried_now_and_then() -> None:
     used = steps(ThreadChooser(2), 8, {1: 0.020, 2: 0.012}, 4 * TRY_EVERY)
-    assert used.count(1) <= 6
-    assert used.count(1) >= 3
+    assert 2 + 3 <= used.count(1) <= 2 + 4
 
 
 def test_when_a_neighbour_gets_busy_the_choice_turns_and_turns_back() -> None:
@@ -132,8 +131,17 @@ def test_when_a_neighbour_gets_busy_the_choice_turns_and_turns_back() -> None:
 def test_a_slow_first_step_does_not_spoil_a_choice_for_long() -> None:
     chooser = ThreadChooser(2)
     chooser.learn(8, 2, 0.500)
-    used = steps(chooser, 8, {1: 0.020, 2: 0.012}, 10 * TRY_EVERY)
-    assert used[6 * TRY_EVERY :].count(2) > 0.9 * 4 * TRY_EVERY
+    assert steps(chooser, 8, {1: 0.020, 2: 0.012}, 40)[5:] == [2] * 35
+
+
+def test_two_threads_that_are_fast_now_and_then_but_slow_on_the_whole_are_not_chosen() -> None:
+    chooser = ThreadChooser(2)
+    used = []
+    for number in range(6 * TRY_EVERY):
+        threads = chooser.choose(1)
+        chooser.learn(1, threads, 0.020 if threads == 1 else (0.012 if number % 3 == 0 else 0.050))
+        used.append(threads)
+    assert used[TRY_EVERY:].count(1) > 0.8 * len(used[TRY_EVERY:])
 
 
 def test_sizes_are_judged_apart_and_one_outlier_does_not_turn_the_choice() -> None:
