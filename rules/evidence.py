@@ -102,6 +102,7 @@ class EngineEvidence:
     age_s: float
     up: Seen = None  # share of the window in which it answered
     down_s: float = 0.0  # how long it has not answered, counted to the newest sample
+    away: bool = False  # its newest sample says that it does not answer
     starting: bool = False  # it does not answer because it loads, as its newest sample says
     blind: bool = False  # it answers, and none of its metrics were seen in the window
     tokens_per_s: Seen = None

@@ -242,6 +242,7 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         age_s=(reader.at_ns - engine.last_ns) / SECOND if engine.last_ns else math.inf,
         up=up,
         down_s=_down_s(reader, engine),
+        away=_does_not_answer(reader, engine),
         starting=_is_starting(reader, engine),
         blind=_is_blind(reader, engine),
         tokens_per_s=reader.gauge(engine, "tokens_per_s"),
@@ -309,6 +310,11 @@ def _down_s(reader: Reader, engine: Device) -> float:
             break
         since = time_ns
     return (points[-1][0] - since) / SECOND if since is not None else 0.0
+
+
+def _does_not_answer(reader: Reader, engine: Device) -> bool:
+    points = engine.points("up", reader.start(NOW_S), reader.at_ns)
+    return bool(points and not points[-1][1])
 
 
 def _is_starting(reader: Reader, engine: Device) -> bool:

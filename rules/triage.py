@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rules.evidence import Evidence, OutputEvidence, PeerEvidence
 from rules.expected import Point
-from rules.finding import Effect, Finding, effect_of, line, summary
+from rules.finding import Effect, Finding, effect_of, line, no_data, summary
 from rules.memory import PairMemory
 from rules.observation import BACK_S, NOW_S, Reader, observe
 from rules.output import load_of, measure_output
@@ -97,6 +97,12 @@ class Triage:
     ) -> Diagnosis:
         bar = Bar(frozenset(memory.held))
         silent = is_silent(evidence, bar)
+        away = evidence.engine is not None and evidence.engine.away
+        if away:
+            findings = {
+                step: found if step is Step.PHYSICAL else [_unknown_while_away(finding, evidence) for finding in found]
+                for step, found in findings.items()
+            }
         walked = list(findings[Step.VALIDITY] if silent else [f for found in findings.values() for f in found])
         effect = effect_of(evidence, bar)
         ranked = weigh(walked, self.priors)
@@ -109,7 +115,7 @@ class Triage:
             self._learn(memory, evidence, effect, any(f.status is Status.CONFIRMED for f in walked), point)
         since = {cause: began for cause, (began, _) in memory.held.items()}
         verdicts = verdicts_of(ranked, evidence, effect, pair.subject, since, self.settings.least_confidence)
-        shown = not silent and output_is_real(evidence)
+        shown = not silent and not away and output_is_real(evidence)
         return Diagnosis(
             subject=dict(pair.subject),
             at_ns=evidence.at_ns,
@@ -121,7 +127,7 @@ class Triage:
             else None,
             util_pct=evidence.util_pct,
             expected_tokens_per_s=evidence.output.expected_tokens_per_s if shown else None,
-            tokens_per_s=evidence.output.tokens_per_s,
+            tokens_per_s=None if away else evidence.output.tokens_per_s,
             simulated=pair.simulated,
         )
 
@@ -166,6 +172,15 @@ _COUNTED = frozenset(f"gpu.throttle_{name}_s" for name in ("hw_thermal", "sw_the
 """A duty read from a duration counter is learned beside the one read from the mask."""
 
 
+def _unknown_while_away(finding: Finding, evidence: Evidence) -> Finding:
+    """What only a living engine can exonerate is not ruled out while it does not answer; the last numbers are old ones."""
+    engine = evidence.engine
+    if engine is None or finding.status is not Status.RULED_OUT:
+        return finding
+    key = "starting" if engine.starting else "not_answering"
+    return no_data(finding.cause, line(key, "engine.up", engine=engine.name, down_s=engine.down_s))
+
+
 def output_is_real(evidence: Evidence) -> bool:
     return evidence.engine is not None and evidence.output.output_ratio is not None
 
@@ -184,7 +199,7 @@ def headline(
         return summary("node_ok") if util is None else summary(f"node_ok_{evidence.effort}", util_pct=util)
     if engine.starting:
         return summary("starting", engine=engine.name, down_s=engine.down_s)
-    if engine.down_s > 0:
+    if engine.away:
         return summary("engine_away", engine=engine.name)
     ratio = evidence.output.output_ratio
     if ratio is None:

@@ -122,6 +122,15 @@ def test_an_engine_that_loads_is_starting_and_only_a_start_of_many_minutes_is_na
     assert old.verdicts[0].cause is Cause.COLD_START
 
 
+def test_what_only_a_living_engine_can_exonerate_is_not_ruled_out_the_moment_it_is_away() -> None:
+    samples = scene(fleet(bend(up=0, util=0), AT), AT + 6)
+    last = next(d for d in judge(samples) if d.subject["node"] == "n2")
+    status = {step.step: step.status for step in last.steps}
+    assert {status[step] for step in (Step.MEMORY, Step.REQUESTS, Step.SCHEDULING, Step.SOFTWARE)} == {Status.NO_DATA}
+    assert (last.output_pct, last.tokens_per_s) == (None, None)
+    assert "does not answer" in last.headline.text("en")
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_its_null_twin_is_nothing(name: str) -> None:
     walked = walk(scene(fleet(TWINS[name], AT), AT + 120), AT + 120)
