@@ -31,7 +31,7 @@ _WIDTHS = {
 
 def columns(language: str) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
-    for name in (*_TEXT, *_NUMBERS, "verdict"):
+    for name in (*_TEXT, "verdict", *_NUMBERS):  # the verdict where a narrow screen still shows it
         text = name in (*_TEXT, "throttle", "verdict")
         column: dict[str, Any] = {
             "field": name,

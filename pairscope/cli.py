@@ -24,7 +24,7 @@ from agent.simulator.settings import SimulatorError, SimulatorSettings
 from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
 from pairscope import __version__, traffic, up
-from pairscope.config import SECTIONS, ConfigError, Configuration, gather, redacted, settings
+from pairscope.config import SECTIONS, ConfigError, Configuration, default_state_dir, gather, redacted, settings
 from pairscope.judge import judge_live, judge_recording, print_diagnoses
 from pairscope.plan import plan_up
 from pairscope.traffic import TrafficSettings
@@ -33,7 +33,7 @@ from rules.service import TriageSettings
 from rules.verdict import verdict_json
 from telemetry.messages import LANGUAGES, say, terminal_language
 from telemetry.process import die_with_parent
-from telemetry.store import StoreError
+from telemetry.store import StoreError, public_url
 
 SPOKEN = terminal_language()
 
@@ -75,6 +75,12 @@ def one_line_for_mistakes() -> Iterator[None]:
         raise typer.Exit(0) from None
 
 
+def hello(part: str, *, store: str, **values: object) -> None:
+    """One line on stderr that says what a daemon is about to do, where and for how long."""
+    line = t(f"hello.{part}", store=public_url(store), **values)
+    Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
+
+
 def overrides(
     *, state_dir: Path | None, store: str | None, lang: str | None, **sections: dict[str, Any]
 ) -> dict[str, Any]:
@@ -92,8 +98,18 @@ def shared(configuration: Configuration) -> dict[str, object]:
     }
 
 
+def print_version(asked: bool) -> None:
+    if asked:
+        print(f"pairscope {__version__}")
+        raise typer.Exit(0)
+
+
 @app.callback()
-def before_each() -> None:
+def before_each(
+    version: Annotated[
+        bool, typer.Option("--version", help=t("version.about"), callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
     parent = os.environ.pop("PAIRSCOPE_PARENT_PID", None)  # ours alone: what we start has another parent
     if parent:
         die_with_parent()
@@ -133,6 +149,9 @@ def up_command(
         )
         if fault and not simulate:
             raise Refused(t("up.fault_needs_simulate"))
+        if simulate and configuration.state_dir == default_state_dir().absolute():
+            # what was simulated must not be there when the next real run looks at its past
+            configuration = configuration.moved_to(configuration.state_dir / "simulated")
         plan = plan_up(
             configuration,
             host_engine=host_engine,
@@ -170,6 +189,10 @@ def agent_command(
         )
         made = settings(configuration, "agent", AgentSettings, **shared(configuration))
         if not once:
+            watched = ", ".join(f"{engine.name} {engine.url}" for engine in made.engines) or t("agent.no_engine")
+            hello(
+                "agent", node=configuration.node, host=made.host, port=made.port, engines=watched, store=made.store_url
+            )
             raise typer.Exit(daemon.run(made))
         samples = daemon.once(made)
         if as_json:
@@ -223,6 +246,7 @@ def triage_command(
     serve: Annotated[bool, typer.Option("--serve", help=t("triage.serve"))] = False,
     at: Annotated[str | None, typer.Option(metavar="TIME", help=t("triage.at"))] = None,
     node: Annotated[str | None, typer.Option(help=t("triage.node"))] = None,
+    whole: Annotated[bool, typer.Option("--whole", help=t("triage.whole"))] = False,
     every_node: Annotated[bool, typer.Option("--all", help=t("triage.all"))] = False,
     as_json: JsonOption = False,
     webhook: Annotated[str | None, typer.Option(metavar="URL", help=t("up.webhook"))] = None,
@@ -239,7 +263,12 @@ def triage_command(
         if serve:
             if recording or at:
                 raise Refused(t("triage.serve_alone"))
-            raise typer.Exit(triage_service.run(made))
+            lock = up.claim(configuration.state_dir, "triage.lock", "triage.already_running", configuration.language)
+            hello("triage", every_s=made.evaluate_every_s, store=made.store_url, state_dir=configuration.state_dir)
+            try:
+                raise typer.Exit(triage_service.run(made))
+            finally:
+                os.close(lock)
         at_ns = None if at is None else moment(at)
         if recording:
             diagnoses = judge_recording(recording, at_ns, made)
@@ -250,7 +279,7 @@ def triage_command(
             verdicts.sort(key=lambda entry: -float(str(entry["confidence"])))
             print(json.dumps(verdicts, ensure_ascii=False, indent=1))
         else:
-            print_diagnoses(diagnoses, Console(highlight=False), configuration.language)
+            print_diagnoses(diagnoses, Console(highlight=False), configuration.language, whole=whole)
         raise typer.Exit(1 if any(diagnosis.verdicts for diagnosis in diagnoses) else 0)
 
 
@@ -274,12 +303,13 @@ def dashboard_command(
             from dashboard import app as dashboard_app
         except ModuleNotFoundError as error:
             raise Refused(t("extra_missing", module=error.name, extra="dashboard")) from None
+        hello("dashboard", host=made.host, port=made.port, store=made.store_url)
         raise typer.Exit(dashboard_app.run(made))
 
 
 @app.command("simulate", help=t("simulate.about"))
 def simulate_command(
-    size: Annotated[str, typer.Argument(metavar="NODESxGPUS", help=t("up.simulate"))] = "4x8",
+    size: Annotated[str, typer.Argument(metavar="NODESxGPUS", help=t("simulate.size"))] = "4x8",
     fault: Annotated[str | None, typer.Option(metavar="NAME", help=t("simulate.fault"))] = None,
     fault_after: Annotated[float, typer.Option(metavar="SECONDS", help=t("simulate.fault_after"))] = 120.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help=t("simulate.out"))] = None,
@@ -360,7 +390,7 @@ def check_config_command(
 
 @app.command("version", help=t("version.about"))
 def version_command() -> None:
-    print(f"pairscope {__version__}")
+    print_version(True)
 
 
 def fleet_size(text: str) -> tuple[int, int]:

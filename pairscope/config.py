@@ -14,7 +14,7 @@ import socket
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +74,11 @@ class Configuration:
     language: str
     sections: Mapping[str, Section] = field(default_factory=dict)
 
+    def moved_to(self, state_dir: Path) -> Configuration:
+        """The same in another state folder; a store that stood in the old one stands in the new one."""
+        inside = self.store_url == embedded_store(self.state_dir)
+        return replace(self, state_dir=state_dir, store_url=embedded_store(state_dir) if inside else self.store_url)
+
     @property
     def node(self) -> str:
         return str(self.sections["node"].get("name") or socket.gethostname())
@@ -106,8 +111,12 @@ def gather(path: Path | None, overrides: Mapping[str, Any], language: str | None
     if chosen not in LANGUAGES:
         raise ConfigError(say("pairscope.config.language", spoken, where=where, value=chosen))
     state_dir = Path(str(merged.get("state_dir") or default_state_dir())).expanduser().absolute()
-    store_url = str(merged.get("store") or f"sqlite://{state_dir / 'store.db'}")
+    store_url = str(merged.get("store") or embedded_store(state_dir))
     return Configuration(state_dir, store_url, chosen, {section: dict(merged[section]) for section in SECTIONS})
+
+
+def embedded_store(state_dir: Path) -> str:
+    return f"sqlite://{state_dir / 'store.db'}"
 
 
 def default_state_dir() -> Path:

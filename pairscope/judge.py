@@ -22,6 +22,7 @@ from telemetry.store import Store, StoreError, Where, open_store, public_url
 
 NODE_HISTORY_NS = 1800 * 10**9
 FLEET_HISTORY_NS = 600 * 10**9
+FULL_PAIRS = 2  # so many are always shown whole
 JUDGED = ("gpu", "engine", "host", "psu", "power", "thermal", "circuit", "event", "agent")
 COLOURS = {
     Status.CONFIRMED: "bold red",
@@ -98,8 +99,46 @@ def _read(store: Store, start_ns: int, end_ns: int, where: Where | None) -> list
     return found
 
 
-def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, language: str) -> None:
-    """The lines of `rules.present`, a step's line in the colour of its status where the terminal has colours."""
+def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, language: str, *, whole: bool = False) -> None:
+    """The lines of `rules.present`, a step's line in the colour of its status where the terminal has colours.
+
+    Of a fleet, unless `whole`: the walk of one pair for each thing that is wrong, a line for every other pair, and the sum last.
+    """
     colours = {mark: COLOURS[status] for status, mark in MARKS.items()}
-    for line in present_all(diagnoses, language):
+    shown = list(diagnoses) if whole or len(diagnoses) <= FULL_PAIRS else _one_of_each(diagnoses)
+    for line in present_all(shown, language):
         console.print(Text(line, style=colours.get(line[:1], "")), soft_wrap=True)
+    if len(shown) == len(diagnoses):
+        return
+    console.print()
+    for diagnosis in diagnoses:
+        if diagnosis not in shown:
+            names = " / ".join(diagnosis.subject[tag] for tag in ("rack", "node", "engine") if tag in diagnosis.subject)
+            style = "red" if diagnosis.verdicts else "green"
+            console.print(Text(f"{names}   {diagnosis.headline.text(language)}", style=style), soft_wrap=True)
+    console.print()
+    wrong: dict[tuple[str, str], int] = {}
+    for diagnosis in diagnoses:
+        if diagnosis.verdicts:
+            wrong[_named(diagnosis)] = wrong.get(_named(diagnosis), 0) + 1
+    for (cause, where), count in wrong.items():
+        spoken = say(f"rules.cause.{cause}", language)
+        line = say("pairscope.judge.sum_wrong", language, cause=spoken, where=where, count=count)
+        console.print(Text(line, style="bold red"), soft_wrap=True)
+    healthy = sum(not diagnosis.verdicts for diagnosis in diagnoses)
+    console.print(say("pairscope.judge.sum_rest", language, count=healthy), highlight=False)
+
+
+def _named(diagnosis: Diagnosis) -> tuple[str, str]:
+    """(cause, place) of the first verdict."""
+    verdict = diagnosis.verdicts[0]
+    place = [verdict.subject[tag] for tag in ("rack", "node", "engine", "gpu") if tag in verdict.subject]
+    return str(verdict.cause), " / ".join(place) or verdict.scope
+
+
+def _one_of_each(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    seen: dict[tuple[str, str], Diagnosis] = {}
+    for diagnosis in diagnoses:
+        if diagnosis.verdicts:
+            seen.setdefault(_named(diagnosis), diagnosis)
+    return list(seen.values()) or list(diagnoses[:1])

@@ -70,11 +70,14 @@ def check_ports(ports: Mapping[str, tuple[str, int]], language: str) -> None:
                 ) from None
 
 
-def claim_state(state_dir: Path, language: str) -> int:
-    """Make the state folder (0700) and lock it, so that two `up` never share one; the lock's descriptor, to be kept open."""
+def claim(state_dir: Path, name: str, taken: str, language: str) -> int:
+    """Make the state folder (0700) and lock `name` in it, so that two of a kind never share it; the lock's open descriptor.
+
+    CannotStart, with the sentence `taken`, when another process holds it, or when the folder can't be used.
+    """
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(state_dir / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(state_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         reason = error.strerror or str(error)
         raise CannotStart(say("pairscope.up.state_unwritable", language, path=state_dir, reason=reason)) from None
@@ -82,7 +85,7 @@ def claim_state(state_dir: Path, language: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise CannotStart(say("pairscope.up.already_running", language, path=state_dir)) from None
+        raise CannotStart(say(f"pairscope.{taken}", language, path=state_dir)) from None
     return descriptor
 
 
@@ -178,7 +181,7 @@ def run(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Run the plan until SIGINT or SIGTERM; 0. CannotStart when something stands in the way; then nothing is left running."""
-    lock = claim_state(plan.state_dir, plan.language)
+    lock = claim(plan.state_dir, "up.lock", "up.already_running", plan.language)
     try:
         check_ports(plan.ports, plan.language)
         write_effective(plan)
