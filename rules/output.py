@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from rules.evidence import OutputEvidence
 from rules.expected import Load, Point, StepModel, expect, point_of
-from rules.observation import BACK_S, FINISH_S, NOW_S, prefix_hit
+from rules.observation.engines import prefix_hit
+from rules.observation.reader import BACK_S, FINISH_S, NOW_S
 from rules.thresholds import Bar
 from rules.window import SECOND, Device
 

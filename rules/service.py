@@ -12,7 +12,7 @@ from pathlib import Path
 from rules.alerts import AlertMachine, AlertSettings, alert_sample
 from rules.memory import PairMemory
 from rules.notification import Voice, messages_of, summary_text
-from rules.observation import BACK_S
+from rules.observation.reader import BACK_S
 from rules.pair import pairs_of
 from rules.statefile import put_aside, read_state, write_state
 from rules.triage import JudgeSettings, Triage

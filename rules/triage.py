@@ -10,7 +10,8 @@ from rules.evidence import Evidence, OutputEvidence, PeerEvidence
 from rules.expected import Point
 from rules.finding import Effect, Finding, effect_of, line, no_data, summary
 from rules.memory import PairMemory
-from rules.observation import BACK_S, NOW_S, Reader, observe
+from rules.observation import observe
+from rules.observation.reader import BACK_S, NOW_S, Reader
 from rules.output import load_of, measure_output
 from rules.pair import Pair, pairs_of
 from rules.priors import priors

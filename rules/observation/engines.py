@@ -1,0 +1,132 @@
+"""What is seen of an engine: its counters, its queue, its lengths, and whether it moves."""
+
+from __future__ import annotations
+
+import math
+
+from rules.evidence import EngineEvidence, Observation, Seen
+from rules.observation.reader import BACK_S, NOW_S, Reader
+from rules.window import SECOND, Device
+
+
+def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
+    up = reader.gauge(engine, "up")
+    probe = reader.last(engine, "probe_ok")
+    uptime = reader.last(engine, "uptime_s")
+    blocks = reader.last(engine, "kv_blocks_count")
+    oom = reader.growth(engine, "oom_total", BACK_S)
+    hit = prefix_hit(engine, reader.start(2 * NOW_S), reader.at_ns)
+    return EngineEvidence(
+        name=engine.tags.get("engine", ""),
+        age_s=(reader.at_ns - engine.last_ns) / SECOND if engine.last_ns else math.inf,
+        up=up,
+        down_s=_down_s(reader, engine),
+        away=_does_not_answer(reader, engine),
+        starting=_is_starting(reader, engine),
+        blind=_is_blind(reader, engine),
+        tokens_per_s=reader.gauge(engine, "tokens_per_s"),
+        prompt_tokens_per_s=reader.gauge(engine, "prompt_tokens_per_s"),
+        running=reader.gauge(engine, "requests_running"),
+        waiting=reader.gauge(engine, "requests_waiting"),
+        kv_used=reader.gauge(engine, "kv_used_pct"),
+        kv_fragmentation=reader.gauge(engine, "kv_fragmentation_pct"),
+        kv_blocks=blocks,
+        preemptions_per_s=reader.rate(engine, "preemptions_total", "engine.preemptions_total"),
+        oom_new=None if oom is None else Observation(oom[0], "engine.oom_total", "", 0.0),
+        ttft=reader.gauge(engine, "ttft_p95_s") or reader.gauge(engine, "ttft_p50_s"),
+        itl=reader.gauge(engine, "itl_mean_s"),
+        prompt_len=reader.gauge(engine, "prompt_len_mean"),
+        output_len=reader.gauge(engine, "output_len_mean"),
+        context=reader.gauge(engine, "context_mean"),
+        prompt_share=_prompt_share(reader, engine),
+        prefix_hit=None if hit is None else reader.plain(hit, "engine.prefix_hits_total"),
+        stats_age=reader.last(engine, "stats_age_s"),
+        uptime_s=None if uptime is None else uptime.value,
+        frozen_s=_frozen_s(reader, engine),
+        probe_ok=None if probe is None else bool(probe.value),
+    )
+
+
+def prefix_hit(engine: Device, start_ns: int, end_ns: int) -> float | None:
+    """Share of queried prompt tokens found in the prefix cache, 0..1; None without counters or queries."""
+    queries, hits = (
+        [count for _, count in engine.points(name, start_ns, end_ns)]
+        for name in ("prefix_queries_total", "prefix_hits_total")
+    )
+    if len(queries) < 2 or len(hits) < 2 or queries[-1] <= queries[0] or hits[-1] < hits[0]:
+        return None
+    return min((hits[-1] - hits[0]) / (queries[-1] - queries[0]), 1.0)
+
+
+def _prompt_share(reader: Reader, engine: Device) -> Seen:
+    """Computed prompt tokens for each output token; of means, since prompts come in bursts and a median of bursts is zero."""
+    out = engine.values("tokens_per_s", reader.start(NOW_S), reader.at_ns)
+    into = engine.values("prompt_tokens_per_s", reader.start(NOW_S), reader.at_ns)
+    if not into or sum(out) <= 0:
+        return None
+    computed = 1 - (prefix_hit(engine, reader.start(NOW_S), reader.at_ns) or 0.0)
+    share = computed * (sum(into) / len(into)) / (sum(out) / len(out))
+    return reader.plain(share, "engine.prompt_tokens_per_s", "share", len(into))
+
+
+def _is_blind(reader: Reader, engine: Device) -> bool:
+    """It answers, for most of the window, and shows none of the numbers that its output is read from."""
+    start = reader.start(NOW_S)
+    answers = engine.points("up", start, reader.at_ns)
+    if not answers or not all(up for _, up in answers) or answers[-1][0] - answers[0][0] < 0.6 * NOW_S * SECOND:
+        return False
+    return not any(
+        engine.values(name, start, reader.at_ns)
+        for name in ("generation_tokens_total", "tokens_per_s", "requests_running")
+    )
+
+
+def _down_s(reader: Reader, engine: Device) -> float:
+    points = engine.points("up", reader.start(BACK_S), reader.at_ns)
+    since: int | None = None
+    for time_ns, up in reversed(points):
+        if up:
+            break
+        since = time_ns
+    return (points[-1][0] - since) / SECOND if since is not None else 0.0
+
+
+def _does_not_answer(reader: Reader, engine: Device) -> bool:
+    points = engine.points("up", reader.start(NOW_S), reader.at_ns)
+    return bool(points and not points[-1][1])
+
+
+def _is_starting(reader: Reader, engine: Device) -> bool:
+    starting = engine.points("starting", reader.start(NOW_S), reader.at_ns)
+    up = engine.points("up", reader.start(NOW_S), reader.at_ns)
+    # `starting` is told only while it does not answer, so an older one says nothing once it does
+    return bool(starting and up and starting[-1][1] and not up[-1][1])
+
+
+def _frozen_s(reader: Reader, engine: Device) -> float | None:
+    """Seconds without a token, a prompt token or a step while requests ran the whole time. None without counters or readings.
+
+    An engine that counts tokens at a request's end stands still between ends by design: None.
+    """
+    if engine.texts.get("counter_style") == "finish":
+        return None
+    running = engine.points("requests_running", reader.start(BACK_S), reader.at_ns)
+    if not running or running[-1][0] < reader.start(NOW_S):
+        return None
+    progress: int | None = None
+    known = False
+    for name in ("generation_tokens_total", "prompt_tokens_total", "steps_total"):
+        points = engine.points(name, reader.start(BACK_S), reader.at_ns)
+        known = known or (len(points) > 1 and name == "generation_tokens_total")
+        for (_, before), (time_ns, after) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
+            if after != before:
+                progress = max(progress or 0, time_ns)
+                break
+    if not known:
+        return None
+    since = running[-1][0]
+    for time_ns, count in reversed(running):
+        if count < 1 or (progress is not None and time_ns <= progress):
+            break
+        since = time_ns
+    return (running[-1][0] - since) / SECOND

@@ -1,0 +1,122 @@
+"""What is seen of the GPUs of a pair."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from rules.evidence import GpuEvidence, Observation, Seen
+from rules.observation.reader import BACK_S, NOW_S, Reader
+from rules.window import SECOND, Device
+from telemetry.pairs import THROTTLE_REASONS
+
+COUNTERS = {
+    "hw_thermal": "throttle_hw_thermal_s",
+    "sw_thermal": "throttle_sw_thermal_s",
+    "sw_power_cap": "throttle_sw_power_s",
+    "hw_power_brake": "throttle_hw_power_brake_s",
+}
+BITS = {name: bit for bit, name in THROTTLE_REASONS}
+JUDGED_BITS = ("hw_thermal", "sw_thermal", "sw_power_cap", "hw_power_brake", "hw_slowdown", "sync_boost")
+
+
+def observe_gpus(
+    reader: Reader, gpus: Sequence[Device], neighbour_temps: Mapping[str, float]
+) -> tuple[GpuEvidence, ...]:
+    """`neighbour_temps`: the temperature of every GPU of the node now, by index."""
+    found = []
+    for gpu in gpus:
+        others = [temp for index, temp in neighbour_temps.items() if index != gpu.tags.get("gpu", "")]
+        found.append(_observe_gpu(reader, gpu, statistics.median(others) if others else None))
+    return tuple(found)
+
+
+def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEvidence:
+    index = gpu.tags.get("gpu", "")
+    temp = reader.gauge(gpu, "temp_c", index)
+    temp_limit, mem_limit = gpu.known("temp_limit_c", reader.at_ns), gpu.known("mem_temp_limit_c", reader.at_ns)
+    mem_temp = reader.gauge(gpu, "mem_temp_c", index)
+    state, pstate = reader.last(gpu, "state", index), reader.last(gpu, "pstate", index)
+    ecc = reader.growth(gpu, "ecc_uncorrected_total", BACK_S)
+    used, total = reader.gauge(gpu, "mem_used_bytes", index), gpu.known("mem_total_bytes", reader.at_ns)
+    free = None
+    if used is not None and total is not None:
+        free = Observation(total - used.value, "gpu.mem_used_bytes", f"{index}.free", samples=used.samples)
+    return GpuEvidence(
+        index=index,
+        age_s=(reader.at_ns - gpu.last_ns) / SECOND if gpu.last_ns else math.inf,
+        state=None if state is None else int(state.value),
+        util=reader.gauge(gpu, "util_pct", index),
+        temp=temp,
+        temp_limit=temp_limit,
+        temp_margin=_margin(reader, gpu, index, temp, temp_limit, mem_temp, mem_limit),
+        mem_temp=mem_temp,
+        mem_temp_limit=mem_limit,
+        peer_temp=None if temp is None or others is None else Observation(temp.value, temp.lane, index, others),
+        power=reader.gauge(gpu, "power_w", index),
+        power_limit=reader.last(gpu, "power_limit_w", index),
+        power_limit_default=gpu.known("power_limit_default_w", reader.at_ns),
+        power_limit_requested=gpu.known("power_limit_requested_w", reader.at_ns),
+        sm_clock=reader.gauge(gpu, "sm_clock_mhz", index),
+        sm_clock_max=gpu.known("sm_clock_max_mhz", reader.at_ns),
+        mem_clock=reader.gauge(gpu, "mem_clock_mhz", index),
+        fan=reader.gauge(gpu, "fan_pct", index),
+        pstate=None if pstate is None else int(pstate.value),
+        duty=_duties(reader, gpu, index),
+        pcie_gen=reader.last(gpu, "pcie_gen", index),
+        pcie_gen_max=gpu.known("pcie_gen_max", reader.at_ns),
+        pcie_width=reader.last(gpu, "pcie_width", index),
+        pcie_width_max=gpu.known("pcie_width_max", reader.at_ns),
+        replays_per_min=reader.rate(gpu, "pcie_replays_total", "gpu.pcie_replays_total", index, 60.0),
+        mem_free_bytes=free,
+        mem_util=reader.gauge(gpu, "mem_util_pct", index),
+        processes=reader.last(gpu, "processes", index),
+        ecc_uncorrected_new=None if ecc is None else Observation(ecc[0], "gpu.ecc_uncorrected_total", index, 0.0),
+        remap_pending=bool(gpu.known("remap_pending", reader.at_ns)),
+        remap_failed=bool(gpu.known("remap_failed", reader.at_ns)),
+    )
+
+
+def _margin(
+    reader: Reader,
+    gpu: Device,
+    index: str,
+    temp: Seen,
+    temp_limit: float | None,
+    mem_temp: Seen,
+    mem_limit: float | None,
+) -> Seen:
+    """Degrees to the nearest limit. The driver's own margin counts where absolute limits are unknown: it is relative by design."""
+    margins = [
+        limit - seen.value
+        for seen, limit in ((temp, temp_limit), (mem_temp, mem_limit))
+        if seen is not None and limit is not None
+    ]
+    if margins:
+        return reader.seen(gpu, "temp_margin_c", index, min(margins), temp.samples if temp else 1)
+    return reader.gauge(gpu, "temp_margin_c", index)
+
+
+def _duties(reader: Reader, gpu: Device, index: str) -> dict[str, Observation]:
+    """Share of the window under each reason: from the mask's samples, and from the duration counter, whichever says more."""
+    points = gpu.points("throttle_reasons", reader.start(BACK_S), reader.at_ns)
+    start = reader.start(NOW_S)
+    masks = [(time_ns, int(mask)) for time_ns, mask in points]
+    now = [mask for time_ns, mask in masks if time_ns > start]
+    found: dict[str, Observation] = {}
+    for name in JUDGED_BITS:
+        share = sum(1 for mask in now if mask & BITS[name]) / len(now) if now else None
+        lane, samples = "gpu.throttle_reasons", len(now)
+        grown = reader.growth(gpu, COUNTERS[name], NOW_S) if name in COUNTERS else None
+        if grown is not None and grown[1] > 0:
+            counted = min(max(grown[0] / grown[1], 0.0), 1.0)
+            if share is None or counted > share:
+                share, lane = counted, f"gpu.{COUNTERS[name]}"
+        if share is None:
+            continue
+        source = f"{index}.{name}"
+        low, middle, high, learned_from = reader.habit("gpu.throttle_reasons", source)
+        since = reader.left([(t, float(bool(m & BITS[name]))) for t, m in masks], share, 0.0) if share > 0.05 else None
+        found[name] = Observation(share, lane, source, middle, low, high, learned_from, since, samples)
+    return found

@@ -1,0 +1,107 @@
+"""One number out of the samples of a device, beside what is usual for it and since when it is not usual."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rules.evidence import Observation, Seen
+from rules.usual import PeerHabits, Usual
+from rules.window import SECOND, Device
+
+NOW_S = 30.0
+"""The span that counts as now: three spans of ten seconds, long enough for a duty cycle, short enough to name a fault in a minute."""
+
+ROOM_S = 150.0
+"""BMC, PSU and PDU are read every 30-60 s: look back over two readings."""
+
+BACK_S = 300.0
+"""How far back a beginning is looked for."""
+
+FINISH_S = 60.0
+"""Engines that count tokens when a request finishes need longer spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads one pair's devices at one moment; `peers` are the usual values of pairs of the same kin."""
+
+    usual: Usual
+    peers: PeerHabits
+    at_ns: int
+
+    def start(self, look_s: float) -> int:
+        return self.at_ns - int(look_s * SECOND)
+
+    def gauge(self, device: Device, name: str, source: str = "", look_s: float = NOW_S) -> Seen:
+        readings = device.values(name, self.start(look_s), self.at_ns)
+        if not readings:
+            return None
+        return self.seen(device, name, source, statistics.median(readings), len(readings))
+
+    def last(self, device: Device, name: str, source: str = "", look_s: float = NOW_S) -> Seen:
+        """The newest reading: for states and slow fields."""
+        readings = device.values(name, self.start(look_s), self.at_ns)
+        if readings:
+            return self.seen(device, name, source, readings[-1], len(readings))
+        known = device.known(name, self.at_ns)
+        return None if known is None else self.seen(device, name, source, known, 1)
+
+    def plain(self, reading: float, lane: str, source: str = "", samples: int = 1) -> Observation:
+        """A derived reading beside what is usual for it, without its beginning."""
+        low, middle, high, learned_from = self.habit(lane, source)
+        return Observation(reading, lane, source, middle, low, high, learned_from, samples=samples)
+
+    def seen(self, device: Device, name: str, source: str, reading: float, samples: int) -> Observation:
+        lane = f"{device.measurement}.{name}"
+        low, middle, high, learned_from = self.habit(lane, source)
+        since = None
+        if middle is not None and _is_away(reading, middle):
+            since = self.left(device.points(name, self.start(BACK_S), self.at_ns), reading, middle)
+        return Observation(reading, lane, source, middle, low, high, learned_from, since, samples)
+
+    def habit(self, lane: str, source: str) -> tuple[float | None, float | None, float | None, str]:
+        own = self.usual.range(lane, source)
+        if own is not None:
+            return own[0], own[1], own[2], "history"
+        theirs = self.peers.range(lane)
+        if theirs is not None:
+            return *theirs, "peers"
+        return None, None, None, ""
+
+    def left(self, points: Sequence[tuple[int, float]], reading: float, middle: float) -> int | None:
+        """Since when the points are beyond the midpoint between usual and now, but for lapses below ten seconds."""
+        midpoint = (reading + middle) / 2
+        above = reading > middle
+        since: int | None = None
+        for time_ns, point in reversed(points):
+            if (point > midpoint) == above:
+                since = time_ns
+            elif (since if since is not None else self.at_ns) - time_ns > 10 * SECOND:
+                break
+        return since
+
+    def growth(self, device: Device, name: str, look_s: float) -> tuple[float, float] | None:
+        """(growth, seconds) of a counter over the last `look_s`; a reset counts from zero. None with fewer than two readings."""
+        points = device.points(name, self.start(look_s), self.at_ns)
+        if len(points) < 2:
+            return None
+        counts = [count for _, count in points]
+        if counts[-1] == max(counts) and counts[0] == min(counts):  # no reset: the common case, without a walk
+            return counts[-1] - counts[0], (points[-1][0] - points[0][0]) / SECOND
+        grown = 0.0
+        for (_, before), (_, after) in itertools.pairwise(points):
+            grown += after - before if after >= before else after
+        return grown, (points[-1][0] - points[0][0]) / SECOND
+
+    def rate(self, device: Device, name: str, lane: str, source: str = "", per_s: float = 1.0) -> Seen:
+        grown = self.growth(device, name, NOW_S)
+        if grown is None or grown[1] <= 0:
+            return None
+        return self.plain(grown[0] / grown[1] * per_s, lane, source)
+
+
+def _is_away(reading: float, middle: float) -> bool:
+    return abs(reading - middle) >= 0.05 * max(abs(middle), 1e-9)
