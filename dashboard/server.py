@@ -145,9 +145,20 @@ def look_json(view: View, settings: DashboardSettings) -> str:
     filling, meta = fill(view, settings)
     parts: list[str] = []
     for name, properties in filling:
-        text = json.dumps(properties, default=_component, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = _json(properties)
         parts.append(f"[{json.dumps(name)},{zlib.crc32(text.encode())},{text}]")
     return f'{{"meta":{json.dumps(meta, allow_nan=False)},"parts":[{",".join(parts)}]}}'
+
+
+def _json(properties: Any) -> str:
+    """JSON of what is shown. A number that JSON has no form for is not shown; it never costs the page."""
+    try:
+        return json.dumps(properties, default=_component, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except ValueError:
+        plain = json.loads(
+            json.dumps(properties, default=_component, ensure_ascii=False), parse_constant=lambda _: None
+        )
+        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
 
 def _component(value: Any) -> Any:

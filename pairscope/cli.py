@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent import daemon
 from agent.settings import AgentSettings
@@ -31,6 +32,7 @@ from pairscope.traffic import TrafficSettings
 from rules import service as triage_service
 from rules.service import TriageSettings
 from rules.verdict import verdict_json
+from telemetry.lineprotocol import printable
 from telemetry.messages import LANGUAGES, say, terminal_language
 from telemetry.process import die_with_parent
 from telemetry.store import StoreError, public_url
@@ -113,7 +115,7 @@ def before_each(
     parent = os.environ.pop("PAIRSCOPE_PARENT_PID", None)  # ours alone: what we start has another parent
     if parent:
         die_with_parent()
-        if os.getppid() != int(parent):  # it died before we could ask
+        if parent != str(os.getppid()):  # it died before we could ask
             raise typer.Exit(0)
 
 
@@ -214,7 +216,8 @@ def agent_command(
             tags = " ".join(f"{key}={value}" for key, value in sample.tags.items() if key != "node")
             for i, (name, value) in enumerate(sample.fields.items()):
                 shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-                table.add_row(sample.measurement if i == 0 else "", tags if i == 0 else "", name, shown)
+                cells = (sample.measurement if i == 0 else "", tags if i == 0 else "", name, shown)
+                table.add_row(*(Text(printable(cell)) for cell in cells))
         Console(highlight=False).print(table)
 
 
@@ -406,13 +409,16 @@ def moment(text: str) -> int:
     """A moment in ns since the epoch from ISO 8601 (without offset: UTC), epoch seconds or epoch nanoseconds."""
     try:
         if re.fullmatch(r"\d{18,19}", text):
-            return int(text)
+            return min(int(text), 2**62)
         if re.fullmatch(r"\d{9,10}(\.\d+)?", text):
             return int(float(text) * 1e9)
         when = datetime.fromisoformat(text)
     except ValueError:
         raise Refused(t("triage.at_wrong", text=text)) from None
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
+    moment_ns = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
+    if not 0 < moment_ns < 2**62:
+        raise Refused(t("triage.at_wrong", text=text))
+    return moment_ns
 
 
 def main() -> None:

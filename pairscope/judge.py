@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> 
         with working(say("pairscope.judge.reading", language, where=path)):
             recording = lineprotocol.read(path)
             samples = list(recording)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
     if recording.bad_lines:
@@ -107,7 +108,7 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, language: 
     colours = {mark: COLOURS[status] for status, mark in MARKS.items()}
     shown = list(diagnoses) if whole or len(diagnoses) <= FULL_PAIRS else _one_of_each(diagnoses)
     for line in present_all(shown, language):
-        console.print(Text(line, style=colours.get(line[:1], "")), soft_wrap=True)
+        console.print(Text(lineprotocol.printable(line), style=colours.get(line[:1], "")), soft_wrap=True)
     if len(shown) == len(diagnoses):
         return
     console.print()
@@ -115,7 +116,8 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, language: 
         if diagnosis not in shown:
             names = " / ".join(diagnosis.subject[tag] for tag in ("rack", "node", "engine") if tag in diagnosis.subject)
             style = "red" if diagnosis.verdicts else "green"
-            console.print(Text(f"{names}   {diagnosis.headline.text(language)}", style=style), soft_wrap=True)
+            told = lineprotocol.printable(f"{names}   {diagnosis.headline.text(language)}")
+            console.print(Text(told, style=style), soft_wrap=True)
     console.print()
     wrong: dict[tuple[str, str], int] = {}
     for diagnosis in diagnoses:

@@ -37,6 +37,14 @@ class TrafficSettings:
     running: float = 2.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url {self.url!r} is not an http:// or https:// address")
+        if not 0 <= self.rate_per_s <= 1000:
+            raise ValueError(f"rate_per_s {self.rate_per_s}: use 0 to 1000")
+        if not 0 < self.running <= MAX_IN_FLIGHT:
+            raise ValueError(f"running {self.running}: use a number up to {MAX_IN_FLIGHT}")
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -252,6 +252,9 @@ def _tend(part: Part, plan: Plan, board: Board, now_s: float) -> None:
         if part.failures == GIVE_UP_AFTER_FAILURES:
             board.line("keeps_dying", name=part.spec.name, last=last_line(part.spec.log), log=str(part.spec.log))
     if part.process is None and part.restart_at_s is not None and now_s >= part.restart_at_s:
+        if not (plan.state_dir / "up.json").exists():  # somebody cleared the folder under us
+            plan.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_effective(plan)
         start(part, now_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from rules.verdict import Diagnosis, Line, Status, Step, Verdict
 from rules.window import SECOND, Window
 from telemetry.sample import Sample
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
@@ -47,6 +50,7 @@ class Triage:
         self.last: dict[str, Evidence] = {}
         """What the last evaluation saw, by pair."""
         self._trimmed_ns = 0
+        self._failed: set[str] = set()
 
     def add(self, samples: Iterable[Sample]) -> None:
         self.window.add(samples)
@@ -63,7 +67,14 @@ class Triage:
             self._trimmed_ns = at_ns
         pairs = pairs_of(self.window)
         fleet = _Fleet(self.window, pairs, self.memories, at_ns)
-        judged = [(pair, self._judge(pair, fleet, at_ns)) for pair in pairs]
+        judged: list[tuple[Pair, Diagnosis]] = []
+        for pair in pairs:
+            try:
+                judged.append((pair, self._judge(pair, fleet, at_ns)))
+            except Exception:  # one pair's numbers must never cost the others their judgement
+                if pair.key not in self._failed:
+                    self._failed.add(pair.key)
+                    log.exception("%s can't be judged; it is left out", pair.key.replace("\x1f", " / "))
         return widen([diagnosis for pair, diagnosis in judged if not _is_gone(pair, self.last[pair.key])])
 
     def _judge(self, pair: Pair, fleet: _Fleet, at_ns: int) -> Diagnosis:

@@ -101,6 +101,11 @@ def place_of(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise WebhookError("webhook_url must be an http:// or https:// address with a host")
     try:
+        httpx.URL(url)
+        parts.hostname.encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise WebhookError(f"webhook_url can't be used: {str(error).splitlines()[0]}") from None
+    try:
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
         raise WebhookError("webhook_url has a port that is no number from 1 to 65535") from None
@@ -154,7 +159,10 @@ class Sender(threading.Thread):
                 self._outbox.filled.wait(5.0)
                 self._outbox.filled.clear()
                 continue
-            wait_s = self._deliver(waiting[0], failures)
+            try:
+                wait_s = self._deliver(waiting[0], failures)
+            except OSError as error:  # the outbox's own disk
+                wait_s = self._retry(f"outbox: {error.strerror}", failures, None)
             failures = failures + 1 if wait_s is not None else 0
             if wait_s is not None:
                 self._stopping.wait(wait_s)
@@ -170,8 +178,10 @@ class Sender(threading.Thread):
         if self._secret:
             headers["X-PairScope-Signature"] = signature(self._secret, message.body, int(self._now_s()))
         try:
-            response = self._client.post(self._url, content=message.body.encode(), headers=headers)
-        except (httpx.HTTPError, OSError) as error:
+            request = self._client.build_request("POST", self._url, content=message.body.encode(), headers=headers)
+            response = self._client.send(request, stream=True)  # the status is all that is asked for
+            response.close()
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             return self._retry(f"{type(error).__name__}", failures, None)
         if response.is_success:
             self._outbox.delivered(path)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from telemetry.catalogue import REACH
 from telemetry.sample import Sample, Value
 
 SECOND = 1_000_000_000
@@ -97,7 +98,7 @@ class Device:
                 column.append(NAN)
         kept = KEPT[self.measurement]
         for name, value in fields.items():
-            if name not in kept or isinstance(value, str):
+            if name not in kept or isinstance(value, str) or not -REACH <= value <= REACH:
                 continue
             column = self.columns.get(name) or self._new_column(name)
             column[-1] = value

@@ -51,6 +51,9 @@ GPU_STATES = ("ok", "lost", "reset_required", "no_permission", "hung", "driver_m
 ALERT_STATES = ("resolved", "pending", "firing")
 REDUNDANCY_STATES = ("lost", "degraded", "full")
 
+REACH = 1e15
+"""No quantity of the catalogue comes near it (bytes and bytes/s included); a larger number is a source's defect, not a reading."""
+
 UNITS: tuple[tuple[str, str], ...] = (
     # longest suffix first: `_bytes_s` before `_s`
     ("tokens_per_s", "tokens/s"),

@@ -16,6 +16,8 @@ from agent.collectors.interface import Tags, Tick
 from agent.engine_status import EngineStatus
 from agent.settings import AgentSettings, EngineTarget
 from agent.worker import Late, Worker
+from telemetry.catalogue import REACH
+from telemetry.lineprotocol import printable
 from telemetry.messages import say
 from telemetry.sample import Sample, Value
 
@@ -270,6 +272,8 @@ class EngineCollector:
         return say(f"agent.engine.{key}", self._language)
 
     def _samples(self, engine: Watched, fields: dict[str, Value], tick: Tick) -> list[Sample]:
+        # every number of an engine counts or measures something: below zero or beyond reason it is not known
+        fields = {name: value for name, value in fields.items() if isinstance(value, str) or 0 <= value <= REACH}
         if engine.up is not None:
             fields["up"] = engine.up
             if not engine.up:
@@ -281,7 +285,7 @@ class EngineCollector:
 
     def _engine_tags(self, engine: Watched) -> dict[str, str]:
         own = {"engine": engine.target.name, "kind": engine.kind, "model": engine.model, "gpus": engine.target.gpus}
-        return {**self._tags, **{name: value for name, value in own.items() if value}}
+        return {**self._tags, **{name: printable(value) for name, value in own.items() if value}}
 
     def _changes(self, engine: Watched, said: dict[str, str], tick: Tick) -> list[Sample]:
         """A new version is a deployment; another configuration of the same version is a change of configuration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 from collections.abc import Iterator, Sequence
@@ -33,11 +34,13 @@ def record(settings: SimulatorSettings, seconds: float, path: Path, *, start_ns:
 
     SimulatorError if it can't be written.
     """
-    if not seconds > 0:
+    if not 0 < seconds <= 366 * 86_400:
         raise SimulatorError(say("simulator.mistake.seconds", settings.language, value=seconds))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     written = 0
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
         with _open(unfinished, packed=path.suffix == ".gz") as file:
             for samples in scenario(settings, seconds, start_ns):
                 file.write(encode_many(samples))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairscope.traffic import WAVE_DEPTH, Others, draw, rate_at
+from pairscope.traffic import WAVE_DEPTH, Others, TrafficSettings, draw, rate_at
 
 
 def test_the_mix_has_short_and_long_prompts_and_bounded_answers() -> None:
@@ -55,3 +58,11 @@ def test_a_restarted_engine_is_not_taken_for_others() -> None:
     assert not others.look(40, 30, 0.0)
     assert not others.look(0, 33, 2.0)
     assert not others.look(3, 34, 4.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"url": "nonsense"}, {"rate_per_s": math.nan}, {"rate_per_s": -1.0}, {"running": 0.0}]
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TrafficSettings(**wrong)

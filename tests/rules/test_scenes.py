@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rules.pair import Pair
 from rules.triage import Triage, judge
 from rules.verdict import Cause, Cost, Diagnosis, Status, Step, from_sample, to_sample
 from telemetry.catalogue import check
@@ -364,3 +365,30 @@ def test_a_recording_judged_at_a_moment_does_not_see_what_came_later() -> None:
     samples = scene(fleet(FAULTS["power brake"][1], AT), AT + 90)
     assert all(not d.verdicts for d in judge(samples, T0 + (AT - 5) * SECOND))
     assert any(d.verdicts for d in judge(samples))
+
+
+@pytest.mark.parametrize("field", ["requests_running", "tokens_per_s", "stats_age_s"])
+def test_a_number_beyond_reason_costs_its_engine_that_number_and_nobody_else_anything(field: str) -> None:
+    samples = [
+        Sample(s.measurement, s.tags, {**s.fields, field: 1e308}, s.time_ns)
+        if s.measurement == "engine" and s.tags["node"] == "n1" and s.time_ns > T0 + 100 * SECOND
+        else s
+        for s in scene(fleet(bend(work=1.4, mask=0x88, clock=870, power=330, temp=52), AT), AT + 60)
+    ]
+    judged = judge(samples)
+    assert next(d for d in judged if d.subject["node"] == "n2").verdicts[0].cause is Cause.POWER
+
+
+def test_a_pair_whose_judgement_fails_is_left_out_and_the_others_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    triage = Triage()
+    triage.add(scene(fleet(None, AT), 60))
+    whole = triage._judge
+
+    def fail_on_one(pair: Pair, *rest: object) -> Diagnosis:
+        if pair.node == "n1":
+            raise ZeroDivisionError
+        return whole(pair, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(triage, "_judge", fail_on_one)
+    nodes = {d.subject["node"] for d in triage.evaluate(T0 + 60 * SECOND)}
+    assert "n1" not in nodes and "n2" in nodes

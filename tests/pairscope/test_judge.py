@@ -1,0 +1,48 @@
+"""The terminal's judgement: nothing of a hostile recording reaches the terminal as a command, and wrong moments are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def pairscope(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PAIRSCOPE_LANG": "en"}
+    command = [sys.executable, "-m", "pairscope", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def recording(tmp_path: Path, node: str) -> Path:
+    path = tmp_path / "night.lp"
+    start = 1_700_000_000 * 10**9
+    path.write_text("".join(f"host,node={node} cpu_pct=5.0 {start + second * 10**9}\n" for second in range(60)))
+    return path
+
+
+def test_control_characters_of_a_recording_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    done = pairscope("triage", str(recording(tmp_path, "a\x1b]0;owned\x07b")), "--state-dir", str(tmp_path / "state"))
+    assert "owned" in done.stdout or "owned" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("at", ["nonsense", "9999-12-31", "-5", "1960-01-01"])
+def test_a_moment_that_makes_no_sense_is_one_line_and_exit_two(tmp_path: Path, at: str) -> None:
+    done = pairscope("triage", str(recording(tmp_path, "n1")), f"--at={at}", "--state-dir", str(tmp_path / "state"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "is not a time" in done.stderr
+
+
+def test_a_recording_is_never_written_over_what_is_not_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = pairscope("simulate", "1x2", "--seconds", "5", "--out", str(pipe), "--state-dir", str(tmp_path / "state"))
+    assert done.returncode == 2
+    assert "not a regular file" in done.stderr
+    assert pipe.is_fifo()
