@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -50,12 +51,36 @@ def installed_version() -> str:
         return "unknown"
 
 
+HEADERS_WITHIN_S = 10.0
+"""A connection that has sent no whole request head for so long after it was made is closed."""
+
+
+def connection_limit() -> int:
+    """Connections at once: half of the descriptors this process may have, 512 at most."""
+    return max(8, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+
+
 class _Protocol(H11Protocol):
-    """Buffers little for a client: see SEND_BUFFER_BYTES."""
+    """Buffers little for a client (see SEND_BUFFER_BYTES), waits for its headers only so long, and for only so many at once."""
+
+    _headers_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= connection_limit():
+            transport.abort()  # beyond it the process would run out of descriptors and answer nobody
+            return
         transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES // 2)
         super().connection_made(transport)
+        self._headers_due = self.loop.call_later(HEADERS_WITHIN_S, self._give_up_on_headers)
+
+    def _give_up_on_headers(self) -> None:
+        if getattr(self, "cycle", None) is None and not self.transport.is_closing():
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine import server as engine_server
 from engine.metrics import HISTOGRAMS
 from engine.settings import EngineSettings
 from telemetry.catalogue import ENGINE
@@ -393,3 +395,34 @@ def test_hostile_bodies_never_get_a_500(server: ThreadServer, settings: EngineSe
 def test_the_folder_of_this_test_is_what_is_served(server: ThreadServer, settings: EngineSettings) -> None:
     assert Path(settings.model).is_dir()
     assert server.service.settings == settings
+
+
+def test_a_client_that_never_ends_its_headers_is_let_go(server: ThreadServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_server, "HEADERS_WITHIN_S", 0.3)
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30) as client:
+        client.sendall(b"GET /heal")
+        assert client.recv(1) == b""
+
+
+def test_more_connections_than_the_process_can_hold_are_refused_and_the_others_served(
+    server: ThreadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_server, "connection_limit", lambda: 24)
+    held = [socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30) for _ in range(5)]
+    try:
+        assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+        more = [
+            socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30) for _ in range(4)
+        ]
+        ended = 0
+        for client in more:
+            with client, contextlib.suppress(TimeoutError):
+                client.settimeout(0.2)
+                try:
+                    ended += client.recv(1) == b""
+                except ConnectionResetError:
+                    ended += 1
+        assert 5 <= ended < 24
+    finally:
+        for client in held:
+            client.close()

@@ -203,7 +203,19 @@ def test_an_overfull_outbox_buries_the_oldest(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://x/y", "hook", "http://", "https:///path", "http://h:99999/", "file:///etc/passwd"]
+    "url",
+    [
+        "",
+        "ftp://x/y",
+        "hook",
+        "http://",
+        "https:///path",
+        "http://h:99999/",
+        "file:///etc/passwd",
+        "http://é..b/x",
+        f"http://{'a' * 300}/",
+        "http://h/\0x",
+    ],
 )
 def test_an_address_that_can_not_be_a_webhook_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(WebhookError) as refused:
