@@ -111,7 +111,9 @@ def test_when_the_loop_dies_clients_get_an_error_health_says_dead_and_the_exit_c
         monkeypatch.setattr(runner, "run", explode_later)
         body = {"prompt": "x", "max_tokens": 500, "stream": True, **GREEDY}
         pieces = [line for line in server.http.post("/v1/completions", json=body).text.split("\n\n") if line]
-        assert len(pieces) > 10
+        # how many tokens share a piece is a matter of timing; that the text came through before the error is not
+        streamed = "".join(json.loads(piece.removeprefix("data: "))["choices"][0]["text"] for piece in pieces[:-2])
+        assert len(streamed) > 10
         error = json.loads(pieces[-2].removeprefix("data: "))["error"]
         assert "the device fell off the bus" in error["message"]
         health = server.http.get("/health")
