@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_when_the_loop_dies_clients_get_an_error_health_says_dead_and_the_exit_c
         def explode_later(plan: StepPlan) -> Any:
             if any(row.start > 50 for row in plan.rows):
                 raise RuntimeError("the device fell off the bus")
+            time.sleep(0.02)  # a step as long as a real one, so that the client hears of the text before the end
             return real(plan)
 
         monkeypatch.setattr(runner, "run", explode_later)
