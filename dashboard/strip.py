@@ -16,11 +16,16 @@ from dashboard.units import duration, moment_near, number
 from dashboard.view import View
 from rules.verdict import Diagnosis, Fix, Line
 from telemetry.messages import say
+from telemetry.sample import Sample
 
 VERDICT_STALE_S = 90.0
 """Triage repeats a standing verdict every 30 s; one that is three times as old may no longer hold."""
 ENDING_S = 10
 """An engine may be seen to answer for so long after the event of its end, by clocks and buckets."""
+RETURNED_S = 300
+"""For so long after an engine's end the strip still says how it ended, though it answers again."""
+AWAY = frozenset(("rules.summary.engine_away", "rules.summary.starting"))
+"""Headlines of an engine that does not answer: out of date as soon as a sample says that it does."""
 LOW_OUTPUT_PCT = 90.0
 """Below this a reading of output stands in red; whether it is a fault, triage says."""
 HEADLINES: Mapping[str, tuple[str, str]] = {
@@ -85,7 +90,8 @@ def _down(view: View, pair: PairNow) -> Strip:
     language = view.selection.language
     ended_ns = max(last_answer_ns(view) or 0, pair.restart.time_ns if pair.restart else 0)
     since = view.diagnosis is not None and view.diagnosis.at_ns > ended_ns
-    headline = said(view.diagnosis.headline, language) if view.diagnosis and since else ""
+    spoken = view.diagnosis is not None and (bool(view.diagnosis.verdicts) or view.diagnosis.headline.key not in AWAY)
+    headline = said(view.diagnosis.headline, language) if view.diagnosis and since and spoken else ""
     if not pair.starting:
         return Strip("problem", say("dashboard.strip.down", language), down_words(view, pair), headline)
     badge = say("dashboard.strip.starting", language)
@@ -109,7 +115,21 @@ def _judged(view: View, diagnosis: Diagnosis) -> Strip:
         cause = say_cause(str(top.cause), language)
         return Strip("problem", cause, said(top.summary, language), note, top.confidence, top.since_ns, judged=True)
     tone, badge = HEADLINES.get(diagnosis.headline.key, ("good", "healthy"))
-    return Strip(tone, say(f"dashboard.strip.{badge}", language), headline, judged=True)
+    returned = returned_words(view)
+    if view.pair is not None and view.pair.up and diagnosis.headline.key in AWAY:
+        text = returned or say("dashboard.strip.answers", language, engine=view.pair.key.engine)
+        return Strip("unknown", say("dashboard.strip.starting", language), text)
+    return Strip(tone, say(f"dashboard.strip.{badge}", language), headline, returned, judged=True)
+
+
+def returned_words(view: View) -> str:
+    """How the engine that answers again had ended, for some minutes after; empty when it has not ended lately."""
+    pair = view.pair
+    if pair is None or not pair.up or pair.restart is None:
+        return ""
+    if view.now_ns - pair.restart.time_ns > RETURNED_S * SECOND_NS:
+        return ""
+    return _ending("returned", view, pair, pair.restart)
 
 
 def down_words(view: View, pair: PairNow) -> str:
@@ -124,15 +144,21 @@ def down_words(view: View, pair: PairNow) -> str:
             return say("dashboard.strip.not_answering", language, engine=engine)
         when = moment_near(answered_ns, view.now_ns, view.selection.offset_s)
         return say("dashboard.strip.not_answering_since", language, engine=engine, when=when)
+    return _ending("restarting", view, pair, event)
+
+
+def _ending(stem: str, view: View, pair: PairNow, event: Sample) -> str:
+    """The sentence `stem`, of the way the engine ended: by a signal, with an exit code, or unknown."""
+    language, engine = view.selection.language, pair.key.engine
     when = moment_near(event.time_ns, view.now_ns, view.selection.offset_s)
     code = event.fields.get("code")
     if not isinstance(code, int):
-        return say("dashboard.strip.restarting", language, engine=engine, when=when)
+        return say(f"dashboard.strip.{stem}", language, engine=engine, when=when)
     if code < 0:
         known = -code in {number_.value for number_ in signal.Signals}
         name = f"{-code} ({signal.Signals(-code).name})" if known else str(-code)
-        return say("dashboard.strip.restarting_signal", language, engine=engine, signal=name, when=when)
-    return say("dashboard.strip.restarting_exit", language, engine=engine, code=code, when=when)
+        return say(f"dashboard.strip.{stem}_signal", language, engine=engine, signal=name, when=when)
+    return say(f"dashboard.strip.{stem}_exit", language, engine=engine, code=code, when=when)
 
 
 def last_answer_ns(view: View) -> int | None:

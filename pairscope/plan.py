@@ -95,7 +95,7 @@ def plan_up(
         state_dir=configuration.state_dir,
         effective=json.dumps(document, ensure_ascii=False, indent=1),
         open_url=dashboard_url,
-        engine=HostedEngine(ENGINE_NAME, engine_url, agent_url) if hosted else None,
+        engine=HostedEngine(ENGINE_NAME, engine_url) if hosted else None,
         simulated=size,
         language=configuration.language,
         version=__version__,

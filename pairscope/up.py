@@ -36,7 +36,6 @@ class HostedEngine:
 
     name: str
     url: str
-    agent_url: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,3 +188,31 @@ def test_what_to_do_next_is_cheapest_first_with_its_cost() -> None:
     text = words(do_next(look(diagnosis=replace(diagnosis, verdicts=(verdict,)))))
     assert text.index("fan speed") < text.index("thermal paste")
     assert text.index("operations, cheap") < text.index("hardware, costly")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (-9, "Engine chat was killed by signal 9 (SIGKILL) at "),
+        (3, "Engine chat ended with exit code 3 at "),
+        (None, "restarted at "),
+    ],
+)
+def test_an_engine_that_is_back_still_says_how_it_ended_for_some_minutes(code: int | None, said: str) -> None:
+    event = replace(restart(code), time_ns=NOW - 60 * SECOND_NS)
+    stale = replace(
+        scene.diagnosis(SUBJECT, NOW), headline=Line("rules.summary.starting", {"engine": "chat", "down_s": 0.0})
+    )
+    found = strip_of(look(replace(PAIR, restart=event), diagnosis=stale), 15)
+    assert found is not None and said in found.text and "is starting" not in found.text
+    healthy = strip_of(look(replace(PAIR, restart=event), diagnosis=scene.diagnosis(SUBJECT, NOW)), 15)
+    assert healthy is not None and said in healthy.note and healthy.tone == "good"
+    later = replace(event, time_ns=NOW - 600 * SECOND_NS)
+    calm = strip_of(look(replace(PAIR, restart=later), diagnosis=scene.diagnosis(SUBJECT, NOW)), 15)
+    assert calm is not None and calm.note == ""
+
+
+def test_a_judgement_that_says_away_gives_way_to_a_sample_that_says_up() -> None:
+    stale = replace(scene.diagnosis(SUBJECT, NOW), headline=Line("rules.summary.engine_away", {"engine": "chat"}))
+    found = strip_of(look(diagnosis=stale), 15)
+    assert found is not None and found.text == "Engine chat answers; learning what is usual"
