@@ -41,6 +41,21 @@ HEADLINES: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Endings:
+    """The keys of one sentence by how an engine ended: by a signal, with an exit code, or unknown."""
+
+    by_signal: str
+    by_exit: str
+    unknown: str
+
+
+RESTARTING = Endings(
+    "dashboard.strip.restarting_signal", "dashboard.strip.restarting_exit", "dashboard.strip.restarting"
+)
+RETURNED = Endings("dashboard.strip.returned_signal", "dashboard.strip.returned_exit", "dashboard.strip.returned")
+
+
+@dataclass(frozen=True, slots=True)
 class Strip:
     """`tone`: problem, warning, good or unknown. `badge` is one word or two, `text` the sentence, `note` what stands dim behind it.
 
@@ -129,7 +144,7 @@ def returned_words(view: View) -> str:
         return ""
     if view.now_ns - pair.restart.time_ns > RETURNED_S * SECOND_NS:
         return ""
-    return _ending("returned", view, pair, pair.restart)
+    return _ending(RETURNED, view, pair, pair.restart)
 
 
 def down_words(view: View, pair: PairNow) -> str:
@@ -144,21 +159,21 @@ def down_words(view: View, pair: PairNow) -> str:
             return say("dashboard.strip.not_answering", language, engine=engine)
         when = moment_near(answered_ns, view.now_ns, view.selection.offset_s)
         return say("dashboard.strip.not_answering_since", language, engine=engine, when=when)
-    return _ending("restarting", view, pair, event)
+    return _ending(RESTARTING, view, pair, event)
 
 
-def _ending(stem: str, view: View, pair: PairNow, event: Sample) -> str:
-    """The sentence `stem`, of the way the engine ended: by a signal, with an exit code, or unknown."""
+def _ending(endings: Endings, view: View, pair: PairNow, event: Sample) -> str:
+    """How the engine ended, from its restart event: `code` is its return code, negative for a signal."""
     language, engine = view.selection.language, pair.key.engine
     when = moment_near(event.time_ns, view.now_ns, view.selection.offset_s)
     code = event.fields.get("code")
     if not isinstance(code, int):
-        return say(f"dashboard.strip.{stem}", language, engine=engine, when=when)
+        return say(endings.unknown, language, engine=engine, when=when)
     if code < 0:
         known = -code in {number_.value for number_ in signal.Signals}
         name = f"{-code} ({signal.Signals(-code).name})" if known else str(-code)
-        return say(f"dashboard.strip.{stem}_signal", language, engine=engine, signal=name, when=when)
-    return say(f"dashboard.strip.{stem}_exit", language, engine=engine, code=code, when=when)
+        return say(endings.by_signal, language, engine=engine, signal=name, when=when)
+    return say(endings.by_exit, language, engine=engine, code=code, when=when)
 
 
 def last_answer_ns(view: View) -> int | None:
