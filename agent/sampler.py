@@ -17,6 +17,7 @@ from agent.collectors.engine import EngineCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.interface import Collector, Tags, Tick
 from agent.collectors.nvidia import gpu_collector
+from agent.merge import merged
 from agent.nvml.timing import ReaderTiming, kept_s
 from agent.settings import AgentSettings
 from agent.worker import Late, Worker
@@ -32,8 +33,8 @@ from run to run; None when it may not.
 """
 
 COLLECTORS: Mapping[str, Factory] = {
-    # one line a source
-    "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s),
+    # one line a source (where two speak of one thing, the earlier line's word stands)
+    "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s) if settings.nvml else None,
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "engine": lambda settings, tags, memory: EngineCollector.of(settings, tags, memory),
 }
@@ -136,7 +137,7 @@ class Sampler:
         began_s = time.perf_counter()
         tick = self._moment()
         samples = [*self._clock_events(tick), *self._collect(tick)]
-        samples = [kept for sample in samples if (kept := self._known(sample)) is not None]
+        samples = [kept for sample in merged(samples) if (kept := self._known(sample)) is not None]
         self.last = tick
         samples.append(self._report(tick, (time.perf_counter() - began_s) * 1000))
         try:

@@ -29,7 +29,10 @@ Section = dict[str, Any]
 SECTIONS = ("node", "agent", "engine", "triage", "dashboard", "traffic", "simulator")
 TOP_LEVEL = ("state_dir", "store", "language", *SECTIONS)
 NODE_KEYS = ("name", "rack", "circuit", "cluster")
-SECRET_KEYS = ("webhook_url", "webhook_secret", "token", "password", "store")
+SECRET_KEYS = (
+    *("webhook_url", "webhook_secret", "token", "password", "store"),
+    *("api_key", "community", "auth_password", "privacy_password"),
+)
 SECRET_FILE_LIMIT_BYTES = 65536
 
 
@@ -136,19 +139,21 @@ def settings(configuration: Configuration, section: str, kind: type[Settings], *
     spoken = configuration.language
     raw = dict(configuration.sections[section])
     names = [f.name for f in dataclasses.fields(kind) if f.name not in given]  # type: ignore[arg-type]
-    for key in [
-        key for key in raw if key.endswith("_file") and key not in names and key.removesuffix("_file") in names
-    ]:
-        raw[key.removesuffix("_file")] = _read_secret(Path(str(raw.pop(key))), f"[{section}] {key}", spoken)
+    _take_secrets(raw, names, f"[{section}]", spoken)
     _refuse_unknown(raw, names, f"[{section}]", spoken)
     known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     for key, value in raw.items():
-        # a table inside a section (an engine of [[agent.engines]]): the same check of its keys
+        # a table inside a section (an engine of [[agent.engines]]): the same secrets, the same check of its keys
         for inner in _dataclasses_in(hints[key]):
-            for item in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(item, Mapping):
-                    _refuse_unknown(item, [f.name for f in dataclasses.fields(inner)], f"[{section}.{key}]", spoken)
+            where = f"[{section}.{key}]"
+            inner_names = [f.name for f in dataclasses.fields(inner)]
+            items = [dict(item) if isinstance(item, Mapping) else item for item in _listed(value)]
+            for item in items:
+                if isinstance(item, dict):
+                    _take_secrets(item, inner_names, where, spoken)
+                    _refuse_unknown(item, inner_names, where, spoken)
+            raw[key] = items if isinstance(value, list | tuple) else items[0]
     try:
         return TypeAdapter(kind).validate_python({**raw, **{k: v for k, v in given.items() if k in known}})
     except ValidationError as error:
@@ -167,8 +172,18 @@ def settings(configuration: Configuration, section: str, kind: type[Settings], *
 
 
 def redacted(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section as it may be shown: secrets are replaced by stars."""
-    return {key: "***" if key in SECRET_KEYS and value else value for key, value in section.items()}
+    """The section as it may be shown: secrets are replaced by stars, in its tables too."""
+    return {key: "***" if key in SECRET_KEYS and value else _redacted_value(value) for key, value in section.items()}
+
+
+def _redacted_value(value: object) -> object:
+    if isinstance(value, Mapping):
+        return redacted(value)
+    return [_redacted_value(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _dataclasses_in(hint: object) -> list[type]:
@@ -196,6 +211,14 @@ def _read_file(path: Path, language: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(say("pairscope.config.not_a_table", language, where=path, key="."))
     return loaded
+
+
+def _take_secrets(table: Section, names: typing.Sequence[str], where: str, language: str) -> None:
+    """Replace `password_file` by the `password` that stands in it, and so on for every key that has no `_file` of its own."""
+    for key in list(table):
+        plain = key.removesuffix("_file")
+        if plain != key and key not in names and plain in names:
+            table[plain] = _read_secret(Path(str(table.pop(key))), f"{where} {key}", language)
 
 
 def _read_secret(path: Path, where: str, language: str) -> str:

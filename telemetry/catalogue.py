@@ -163,6 +163,7 @@ GPU = _measurement(
         state | state | 状态
         remap_pending | row remap pending | 行重映射待生效
         remap_failed | row remap failed | 行重映射失败
+        recovery_action | recovery action that the driver asks for | 驱动要求的恢复动作
     """),
     _masks("throttle_reasons | throttle reasons | 降频原因"),
     _second_counters("""
@@ -180,7 +181,35 @@ GPU = _measurement(
         remapped_rows_total | remapped rows | 重映射行数
         xid_total | XID errors | XID 错误
     """),
+    _texts("""
+        name | product name | 产品名
+        driver | driver version | 驱动版本
+        memory_kind | kind of memory (device, unified) | 内存类型(device、unified)
+        power_scope | what its power covers (gpu, module) | 功率所涵盖范围(gpu、module)
+        source | where it is read (nvml, dcgm, amd, ascend) | 读取来源(nvml、dcgm、amd、ascend)
+    """),
 )
+
+RECOVERY_ACTIONS = (
+    *("none", "reset_gpu", "reboot_node", "drain_p2p", "drain_and_reset", "recover_imex", "reset_bus", "reboot_system"),
+)
+
+MIG = _measurement(
+    "mig",
+    ("gpu", "uuid", "mig"),
+    "MIG instance",
+    "MIG 实例",
+    _gauges("""
+        sm_active_pct | SM active | SM 活跃率
+        dram_active_pct | DRAM active | DRAM 活跃率
+        tensor_active_pct | tensor active | 张量核活跃率
+        mem_used_bytes | memory used | 显存已用
+        mem_total_bytes | memory total | 显存总量
+    """),
+    _states("processes | compute processes | 计算进程数"),
+    _texts("profile | profile | 规格"),
+)
+"""`gpu` and `uuid` are the physical GPU's, `mig` the instance's own uuid. Power, clocks and temperature exist only for the whole GPU."""
 
 ENGINE = _measurement(
     "engine",
@@ -196,6 +225,7 @@ ENGINE = _measurement(
         requests_failed_total | requests failed | 失败请求
         requests_aborted_total | requests aborted | 中止请求
         deadline_missed_total | deadlines missed | 错过期限
+        prompt_tokens_computed_total | prompt tokens computed, not cached | 实际计算的提示 token 数(不含缓存)
         oom_total | out-of-memory events | 内存不足次数
         steps_total | engine steps | 引擎步数
         spec_drafted_total | drafted tokens | 草拟 token 数
@@ -234,16 +264,26 @@ ENGINE = _measurement(
         stats_age_s | age of the statistics | 统计数据年龄
         uptime_s | uptime | 运行时长
         probe_s | probe latency | 探测延迟
+        reported_tokens_per_s | tokens/s as the engine reports it | 引擎自报 tokens/s
+        gpus_confidence | confidence that these are its GPUs | GPU 归属置信度
+        proc_cpu_pct | CPU of its processes (100 = one core) | 引擎进程 CPU(100 = 一个核)
+        proc_cpu_max_pct | CPU of its busiest thread | 最忙线程 CPU
+        proc_rss_bytes | memory of its processes | 引擎进程内存
     """),
     _states("""
         up | answers | 有应答
         starting | is starting | 正在启动
         probe_ok | probe succeeded | 探测成功
+        stalled | requests run, and nothing comes out | 有请求运行但无输出
+        partial | some of its ranks don't report | 部分 rank 未上报
+        procs | processes | 进程数
     """),
     _texts("""
         version | version | 版本
         config_hash | configuration hash | 配置哈希
         counter_style | counter style | 计数方式
+        kv_used_kind | what KV use counts (live, reserved) | KV 使用量口径(live、reserved)
+        gpus_mapping | how its GPUs are known (manual, nvml, cgroup, env) | GPU 归属依据(manual、nvml、cgroup、env)
     """),
 )
 
@@ -269,6 +309,10 @@ HOST = _measurement(
         net_tx_bytes_s | network transmit | 网络发送
         clock_offset_s | clock offset | 时钟偏差
         cpu_power_w | CPU power | CPU 功率
+    """),
+    _states("""
+        gpus_expected | GPUs expected | 应有 GPU 数
+        gpus_seen | GPUs that answer | 有应答 GPU 数
     """),
 )
 
@@ -313,6 +357,7 @@ THERMAL = _measurement(
         fan_pct | fans | 风扇
         coolant_c | coolant | 冷却液温度
     """),
+    _states("leak | leak detected | 检测到泄漏"),
 )
 
 CIRCUIT = _measurement(
@@ -404,13 +449,18 @@ AGENT = _measurement(
         errors_gpu_total | GPU collector errors | GPU 采集错误
         errors_engine_total | engine collector errors | 引擎采集错误
         errors_host_total | host collector errors | 主机采集错误
+        errors_dcgm_total | DCGM collector errors | DCGM 采集错误
+        errors_amd_total | AMD collector errors | AMD 采集错误
+        errors_ascend_total | Ascend collector errors | 昇腾采集错误
+        errors_bmc_total | BMC collector errors | BMC 采集错误
+        errors_pdu_total | PDU collector errors | PDU 采集错误
         errors_delivery_total | delivery errors | 投递错误
     """),
     _second_counters("cpu_s | CPU time | CPU 时间"),
 )
 
 MEASUREMENTS: Mapping[str, Measurement] = {
-    m.name: m for m in (GPU, ENGINE, HOST, PSU, POWER, THERMAL, CIRCUIT, EVENT, PAIR, VERDICT, ALERT, AGENT)
+    m.name: m for m in (GPU, MIG, ENGINE, HOST, PSU, POWER, THERMAL, CIRCUIT, EVENT, PAIR, VERDICT, ALERT, AGENT)
 }
 
 
