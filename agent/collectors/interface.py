@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from telemetry.sample import Sample
 
@@ -29,6 +29,32 @@ class Collector(Protocol):
     def collect(self, tick: Tick) -> Sequence[Sample]: ...
 
     def close(self) -> None: ...
+
+
+Level = Literal["ok", "absent", "warning", "error"]
+"""ok: works. absent: this host has no such thing, or it is switched off. warning: works in part. error: should work and doesn't."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What `pairscope doctor` says of one source: how it is, in one sentence, and what to do about it where there is something."""
+
+    source: str  # gpu, engine chat-a, bmc ...
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """A collector that can say how its source is. `pending`: a first reading that takes longer than a tick is under way."""
+
+    @property
+    def pending(self) -> bool: ...
+
+    def findings(self, language: str) -> Sequence[Finding]:
+        """What the readings so far have shown; asks the source nothing."""
+        ...
 
 
 Tags = Mapping[str, str]
