@@ -57,5 +57,30 @@ class Examined(Protocol):
         ...
 
 
+@runtime_checkable
+class Pausable(Protocol):
+    """A collector that keeps devices open and can let go of them for a while, so that a GPU can be reset or a driver unloaded.
+
+    Both are called between ticks from another thread than `collect`'s, never raise and return within a second; twice is as once.
+    """
+
+    def pause(self) -> None:
+        """Close every device. Until `resume`, `collect` opens none and says nothing of them, nor that they are lost."""
+        ...
+
+    def resume(self) -> None:
+        """Open them again at the next tick, and enumerate afresh: what was reset or exchanged meanwhile is no loss."""
+        ...
+
+
+@runtime_checkable
+class Reprobable(Protocol):
+    """A collector that remembers what it once asked (devices, limits, what isn't supported) and can ask it all again."""
+
+    def reprobe(self) -> None:
+        """At the next tick enumerate again, and read identity, limits and thresholds. Called as `Pausable.pause` is."""
+        ...
+
+
 Tags = Mapping[str, str]
 """The tags of this host (node and, where configured, rack, circuit, cluster); each collector adds its own to them."""
