@@ -1,4 +1,6 @@
-"""The process that talks to the driver: `python -m agent.reader [TIMING [ROOT]]`. It may hang in a call; nobody waits for it.
+"""The process that talks to a driver: `python -m agent.reader LIBRARY [TIMING [ROOT]]`. It may hang in a call; nobody waits for it.
+
+LIBRARY is the folder in agent/ whose `session` module speaks with the driver.
 
 It reads `{"tick": n}` frames on standard input and answers on standard output: `inventory` when the GPUs have been enumerated, one `gpu`
 frame for each GPU as soon as it is read, `xid` for each XID error, and `done` with the driver's code when the sweep is over.
@@ -7,6 +9,7 @@ It ends when standard input does.
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import signal
@@ -17,11 +20,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agent.crew import Crew, Job
+from agent.driver import OK, SUCCESS, DriverGone, DriverGpu, DriverSession, Row
 from agent.frames import Message, Unpacker, pack
-from agent.nvml import bound, codes
-from agent.nvml.calls import DriverGone
-from agent.nvml.gpu import Gpu
-from agent.nvml.session import Row, Session
 from agent.nvml.timing import ReaderTiming, from_argument
 from telemetry.process import die_with_parent
 
@@ -35,16 +35,15 @@ class Reader:
 
     def __init__(
         self,
+        session: DriverSession,
         timing: ReaderTiming,
         send: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
-        root: Path = ROOT,
     ) -> None:
-        self._root = root
         self._timing = timing
         self._send = send
         self._clock = clock
-        self._session = Session(timing, root / "proc/meminfo")
+        self._session = session
         self.crew = Crew(timing.takeover_s, clock, self._job_failed)
         self._code: int | None = None  # of the driver; None before the first attempt
         self._next_opening_s = 0.0  # monotonic s, while the driver or a GPU is out
@@ -70,7 +69,7 @@ class Reader:
         rows = list(self._session.rows)
         if rows != self._told:  # also when a GPU that was stuck is attached at last
             self._told = rows
-            self._faulty = self._faulty or any(row.code != codes.SUCCESS for row in rows)
+            self._faulty = self._faulty or any(row.code != SUCCESS for row in rows)
             told = [[row.index, row.uuid, row.name, row.code, row.xid_events] for row in rows]
             self._send({"kind": "inventory", "gpus": told})
             self._tell_bound({row.uuid for row in rows})
@@ -81,7 +80,7 @@ class Reader:
         return jobs
 
     def _is_opening_due(self) -> bool:
-        if self._code == codes.SUCCESS and not self._faulty:
+        if self._code == SUCCESS and not self._faulty:
             self._rediscover_s = self._timing.rediscover_s
             if self._clock() - self._checked_s >= self._timing.identity_s:
                 self._checked_s = self._clock()
@@ -93,7 +92,7 @@ class Reader:
         was_faulty, self._faulty = self._faulty, False
         self._code = self._session.open()
         self._opened_s = self._checked_s = self._clock()
-        if self._code != codes.SUCCESS:
+        if self._code != SUCCESS:
             self._next_opening_s = self._clock() + self._timing.retry_s
             self._tell_bound(set())
         else:
@@ -103,8 +102,8 @@ class Reader:
         self._told = []
 
     def _tell_bound(self, listed: set[str]) -> None:
-        """Name the GPUs that the kernel driver has and NVML doesn't list."""
-        missing = [[index, uuid] for index, uuid in bound.read(self._root) if uuid not in listed]
+        """Name the GPUs that the kernel driver has and its library doesn't list."""
+        missing = [[index, uuid] for index, uuid in self._session.bound() if uuid not in listed]
         if missing:
             self._faulty = True
             self._send({"kind": "bound", "gpus": missing})
@@ -116,18 +115,18 @@ class Reader:
 
         return attach
 
-    def _reading(self, gpu: Gpu, number: int) -> Callable[[], Iterable[Job]]:
+    def _reading(self, gpu: DriverGpu, number: int) -> Callable[[], Iterable[Job]]:
         def read() -> Iterable[Job]:
-            errors = gpu.calls.errors
+            errors = gpu.errors
             try:
                 reading = gpu.read(self._clock())
             except DriverGone:
-                self._code = codes.UNINITIALIZED
+                self._code = self._session.codes.gone
                 self._next_opening_s = self._opened_s + min(self._timing.retry_s, LEAST_BETWEEN_OPENINGS_S)
                 return ()
             finally:
                 self._read_s[gpu.uuid] = self._clock()
-            self._faulty = self._faulty or reading.state != codes.OK
+            self._faulty = self._faulty or reading.state != OK
             message: Message = {
                 "kind": "gpu",
                 "tick": number,
@@ -135,7 +134,7 @@ class Reader:
                 "state": reading.state,
                 "code": reading.code,
                 "fields": reading.fields,
-                "errors": gpu.calls.errors - errors,
+                "errors": gpu.errors - errors,
             }
             if reading.pids is not None:
                 message["pids"] = reading.pids
@@ -154,7 +153,7 @@ class Reader:
 
     def _done(self, number: int) -> Iterable[Job]:
         self._send({"kind": "done", "tick": number, "driver": self._code})
-        if self._code == codes.LIB_RM_VERSION_MISMATCH:
+        if self._code is not None and self._code == self._session.codes.stale:
             os._exit(0)  # the new library is only loaded by a new process
         return ()
 
@@ -194,11 +193,12 @@ def serve(requests: int, reader: Reader) -> None:
 def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the agent ends this process itself
-    timing = from_argument(sys.argv[1]) if len(sys.argv) > 1 else ReaderTiming()
+    timing = from_argument(sys.argv[2]) if len(sys.argv) > 2 else ReaderTiming()
+    root = Path(sys.argv[3]) if len(sys.argv) > 3 else ROOT
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the frames
-    root = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT
-    serve(0, Reader(timing, sender(answers), root=root))
+    session: DriverSession = importlib.import_module(f"agent.{sys.argv[1]}.session").Session(timing, root)
+    serve(0, Reader(session, timing, sender(answers)))
     os._exit(0)  # threads inside the driver are not waited for
 
 

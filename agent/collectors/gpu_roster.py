@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent.nvml import codes
+from agent.driver import OK, SUCCESS
 
 
 @dataclass(slots=True)
@@ -17,10 +17,10 @@ class KnownGpu:
     index: int
     name: str
     answered_s: float  # monotonic s of the tick it last answered to, or was first seen
-    state: int = codes.OK
-    code: int = codes.SUCCESS  # NVML's, behind the state
+    state: int = OK
+    code: int = SUCCESS  # the driver's, behind the state
     listed: bool = True  # in the driver's present enumeration
-    listing_code: int = codes.SUCCESS  # of the enumeration, when its handle can't be had
+    listing_code: int = SUCCESS  # of the enumeration, when its handle can't be had
     xids: int | None = None  # since the agent's start; None when the card doesn't deliver them
 
     @property
@@ -68,7 +68,7 @@ class GpuRoster:
                 del self._gpus[key]
 
     def expect(self, index: int, uuid: str, now: float) -> None:
-        """A GPU that the kernel driver has bound, whether NVML lists it or not."""
+        """A GPU that the kernel driver has bound, whether its library lists it or not."""
         if uuid not in self._gpus:
             self._gpus[uuid] = KnownGpu(uuid, index, "", now, listed=False)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent.collectors.gpu_roster import GpuRoster, KnownGpu, row_of
 from agent.collectors.interface import Tags, Tick
+from agent.driver import ABSENT, HUNG, LOST, OK, SUCCESS, DriverCodes
 from agent.frames import BadFrame, Message
 from agent.nvml import codes, xid
 from agent.nvml.timing import ReaderTiming, to_argument
@@ -39,13 +40,15 @@ class Patience:
     settle_s: float = 60.0
 
 
-class NvidiaCollector:
-    """One sample a GPU a tick with what was read in that tick, and events for XID errors and GPUs that go out.
+class GpuCollector:
+    """GPUs of one vendor: one sample a GPU a tick with what was read in that tick, and events for XID errors and GPUs that go out.
 
     An answer that comes after its tick's wait is delivered with the next tick's samples, dated with the tick it was asked in.
     """
 
-    name = "gpu"
+    name: str
+    driver: DriverCodes
+    reader: str  # the folder in agent/ that speaks with the driver
 
     def __init__(
         self,
@@ -62,12 +65,12 @@ class NvidiaCollector:
         self._tags = dict(tags)
         self._timing = timing
         self.patience = patience or Patience()
-        self._process = process or ReaderProcess((to_argument(timing), str(root)))
+        self._process = process or ReaderProcess((self.reader, to_argument(timing), str(root)))
         self._turn = threading.Lock()
         self._closed = False
         self._roster = GpuRoster()
         self._ticks: deque[Tick] = deque(maxlen=2)
-        self._driver = codes.SUCCESS
+        self._driver = SUCCESS
         self._start_at_s = 0.0  # monotonic s
         self._started_s = 0.0
         self._heard_s = 0.0  # when the reader last ended a sweep, or was started
@@ -119,12 +122,12 @@ class NvidiaCollector:
             try:
                 self._process.start()
             except OSError as error:
-                self._complain(f"the NVML reader can't be started: {error}")
+                self._complain(f"the {self.driver.library} reader can't be started: {error}")
                 self._start_at_s = now + self._timing.retry_s
             self._started_s = self._heard_s = now
 
     def _ended(self, now: float) -> None:
-        if self._driver == codes.LIB_RM_VERSION_MISMATCH:
+        if self._driver == self.driver.stale:
             self._start_at_s = now + self._timing.retry_s
             return
         self.errors += 1
@@ -134,7 +137,7 @@ class NvidiaCollector:
 
     def _is_due_for_restart(self, now: float) -> bool:
         silent_s = now - max(self._heard_s, self._started_s)
-        hung = [gpu.answered_s for gpu in self._roster if gpu.state == codes.HUNG]
+        hung = [gpu.answered_s for gpu in self._roster if gpu.state == HUNG]
         if not hung and silent_s < self.patience.hung_s:
             self._strikes = 0
             return False
@@ -155,7 +158,7 @@ class NvidiaCollector:
         except EOFError:
             return  # reaped and restarted at the next tick
         except BadFrame as error:
-            self._complain(f"the NVML reader talks nonsense: {error}")
+            self._complain(f"the {self.driver.library} reader talks nonsense: {error}")
             self._process.kill()
             self._ended(tick.monotonic_s)
 
@@ -166,7 +169,7 @@ class NvidiaCollector:
         try:
             kind = message["kind"]
             if kind == "inventory":
-                self._driver = codes.SUCCESS
+                self._driver = SUCCESS
                 self._roster.enumerate([row_of(raw) for raw in message["gpus"]], tick.monotonic_s)
             elif kind == "bound":
                 for index, uuid in message["gpus"]:
@@ -177,7 +180,7 @@ class NvidiaCollector:
                 samples += self._xid(str(message["uuid"]), int(message["code"]), tick)
             elif kind == "error":
                 self.errors += 1
-                self._complain(f"the NVML reader failed at {message['job']}: {message['text']}")
+                self._complain(f"the {self.driver.library} reader failed at {message['job']}: {message['text']}")
             elif kind == "done":
                 self._heard_s = tick.monotonic_s
                 self._hear_driver(int(message["driver"]))
@@ -187,10 +190,10 @@ class NvidiaCollector:
         return False
 
     def _hear_driver(self, code: int) -> None:
-        if code == codes.LIB_RM_VERSION_MISMATCH:
-            self._complain(f"no GPU readings: {codes.name_of(code)}; reload the driver or reboot")
-        elif code not in (codes.SUCCESS, codes.DRIVER_NOT_LOADED, codes.LIBRARY_NOT_FOUND):
-            self._complain(f"no GPU readings: {codes.name_of(code)}")
+        if code == self.driver.stale:
+            self._complain(f"no GPU readings: {self.driver.name_of(code)}; reload the driver or reboot")
+        elif code != SUCCESS and code not in self.driver.quiet:
+            self._complain(f"no GPU readings: {self.driver.name_of(code)}")
         self._driver = code
 
     def _reading(self, message: Message, tick: Tick) -> list[Sample]:
@@ -206,7 +209,7 @@ class NvidiaCollector:
             return []  # it comes from a call that hung: proof of life, but nothing of now
         fields = {name: _typed(name, value) for name, value in message["fields"].items() if name in GPU.fields}
         samples = self._change(gpu, int(message["state"]), int(message["code"]), tick)
-        if gpu.xids is not None and gpu.state == codes.OK:
+        if gpu.xids is not None and gpu.state == OK:
             fields["xid_total"] = gpu.xids
         samples.append(self._sample(gpu, asked, fields))
         return samples
@@ -220,17 +223,17 @@ class NvidiaCollector:
 
     def _silent(self, gpu: KnownGpu, tick: Tick) -> list[Sample]:
         """What there is to say of a GPU that gave no reading in this tick: that it is out, once that is certain."""
-        if gpu.answered_s == tick.monotonic_s and gpu.listed and gpu.listing_code == codes.SUCCESS:
+        if gpu.answered_s == tick.monotonic_s and gpu.listed and gpu.listing_code == SUCCESS:
             return []
-        if self._driver != codes.SUCCESS:
-            state, code = codes.state_of(self._driver), self._driver
+        if self._driver != SUCCESS:
+            state, code = self.driver.state_of(self._driver), self._driver
         elif not gpu.listed:
-            state, code = (gpu.state, gpu.code) if gpu.state == codes.LOST else (codes.ABSENT, codes.GPU_NOT_FOUND)
-        elif gpu.listing_code not in (codes.SUCCESS, codes.TIMEOUT):
-            state, code = codes.state_of(gpu.listing_code), gpu.listing_code
+            state, code = (gpu.state, gpu.code) if gpu.state == LOST else (ABSENT, self.driver.missing)
+        elif gpu.listing_code not in (SUCCESS, self.driver.timeout):
+            state, code = self.driver.state_of(gpu.listing_code), gpu.listing_code
         elif tick.monotonic_s - gpu.answered_s >= self.patience.hung_s:
-            state, code = codes.HUNG, codes.TIMEOUT
-            self.errors += gpu.state != codes.HUNG
+            state, code = HUNG, self.driver.timeout
+            self.errors += gpu.state != HUNG
         else:
             return []
         return [*self._change(gpu, state, code, tick), self._sample(gpu, tick, {})]
@@ -238,9 +241,9 @@ class NvidiaCollector:
     def _change(self, gpu: KnownGpu, state: int, code: int, tick: Tick) -> list[Sample]:
         """The event of a GPU that goes out, or out in another way."""
         before, gpu.state, gpu.code = gpu.state, state, code
-        if state in (before, codes.OK):
+        if state in (before, OK):
             return []
-        why = "the driver does not answer" if state == codes.HUNG else codes.name_of(code)
+        why = "the driver does not answer" if state == HUNG else self.driver.name_of(code)
         return [self._event("gpu_lost", gpu, f"GPU {gpu.index} {GPU_STATES[state]}: {why}", code, tick)]
 
     def _sample(self, gpu: KnownGpu, tick: Tick, fields: Mapping[str, Value]) -> Sample:
@@ -266,6 +269,14 @@ def _typed(name: str, value: object) -> Value:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{name} is no number")
     return float(value) if kind is float else int(value)
+
+
+class NvidiaCollector(GpuCollector):
+    """NVIDIA GPUs, through NVML."""
+
+    name = "gpu"
+    driver = codes.CODES
+    reader = "nvml"
 
 
 def gpu_collector(tags: Tags, interval_s: float = 1.0) -> NvidiaCollector:

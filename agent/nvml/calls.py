@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml
 
+from agent.driver import DriverGone
 from agent.nvml import codes
 
 Number = float | int
@@ -33,10 +34,6 @@ class GpuFault(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(codes.name_of(code))
         self.code = code
-
-
-class DriverGone(Exception):
-    """The connection to the driver is void."""
 
 
 class Calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agent.driver import DriverCodes
 from telemetry.catalogue import GPU_STATES
 
 SUCCESS = 0
@@ -91,3 +92,15 @@ def state_of(code: int) -> int:
 def name_of(code: int) -> str:
     """What a code means, in words."""
     return NAMES.get(code, f"NVML error {code}")
+
+
+CODES = DriverCodes(
+    library="NVML",
+    timeout=TIMEOUT,
+    missing=GPU_NOT_FOUND,
+    gone=UNINITIALIZED,
+    stale=LIB_RM_VERSION_MISMATCH,
+    quiet=frozenset({DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}),
+    state_of=state_of,
+    name_of=name_of,
+)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent.driver import Reading
+from agent.due import Due
 from agent.nvml import activity, codes, faults, link, memory, power
 from agent.nvml.calls import Calls, GpuFault, Number
 from agent.nvml.gpm import Gpm
@@ -16,38 +17,6 @@ from agent.nvml.timing import ReaderTiming
 
 FAST_FIELDS = (*TEMPERATURE_FIELDS, *power.FIELDS, *activity.THROTTLE_FIELDS, *link.FIELDS)
 """One driver call for all of these."""
-
-TICK_SLACK_S = 0.25
-"""Ticks jitter: a group that is due this soon is read now rather than a whole tick late."""
-
-
-@dataclass(slots=True)
-class Due:
-    """When a group of readings is next taken. GPUs take turns within the period, so that slow calls don't fall into one sweep."""
-
-    period_s: float
-    share: float  # of the period until the second reading, in (0, 1]
-    next_s: float = field(default=0.0)
-
-    def now(self, now: float) -> bool:
-        """Whether it is time; if so the next time is set at once, so that a call that hangs is not repeated by another thread."""
-        if now < self.next_s - TICK_SLACK_S:
-            return False
-        self.next_s = now + self.period_s * (1.0 if self.next_s else self.share)
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a sweep brought of one GPU: fields of the `gpu` measurement that were read in it and no others.
-
-    `code` is the NVML code behind a state other than ok. `pids` is None when processes were not asked for or not told.
-    """
-
-    state: int
-    code: int
-    fields: dict[str, Number]
-    pids: tuple[int, ...] | None
 
 
 class Gpu:
@@ -71,6 +40,11 @@ class Gpu:
         self._processes_due = Due(timing.processes_s, share)
         self._health_due = Due(timing.health_s, share)
         self._limits_due = Due(timing.limits_s, share)
+
+    @property
+    def errors(self) -> int:
+        """Calls that failed unexpectedly."""
+        return self.calls.errors
 
     def read(self, now: float) -> Reading:
         """Everything that is due at `now`, monotonic seconds. Raises DriverGone."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from agent.nvml import codes
+from agent.driver import Row
+from agent.nvml import bound, codes
 from agent.nvml.gpu import Gpu
 from agent.nvml.timing import ReaderTiming
 
@@ -18,23 +18,15 @@ XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 EVENTS_PER_SWEEP = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the enumeration. A GPU whose handle can't be had has a code, and no uuid unless the driver still tells it."""
-
-    index: int
-    uuid: str
-    name: str
-    code: int
-    xid_events: bool
-
-
 class Session:
     """Everything between nvmlInit and nvmlShutdown. While it is opened or closed no thread may be inside a call of it."""
 
-    def __init__(self, timing: ReaderTiming, meminfo: Path) -> None:
+    codes = codes.CODES
+
+    def __init__(self, timing: ReaderTiming, root: Path) -> None:
         self._timing = timing
-        self._meminfo = meminfo
+        self._root = root
+        self._meminfo = root / "proc/meminfo"
         self._initialised = False
         self._events: Any = None
         self._by_handle: dict[int, Gpu] = {}
@@ -76,6 +68,10 @@ class Session:
         self._initialised = False
         self._events = None
         self._by_handle, self.gpus, self.rows = {}, [], []
+
+    def bound(self) -> list[tuple[int, str]]:
+        """(index, uuid) of the GPUs that the kernel driver has bound."""
+        return bound.read(self._root)
 
     def take_xids(self) -> list[tuple[str, int]]:
         """(uuid, code) of the XID errors since the last call, in order; five equal ones are five. Doesn't wait."""

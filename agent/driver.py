@@ -1,0 +1,113 @@
+"""What the reader asks of a vendor's library, whichever it is: a session that enumerates GPUs, and GPUs that are read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from telemetry.catalogue import GPU_STATES
+
+Number = float | int
+
+SUCCESS = 0  # with every vendor
+
+OK = GPU_STATES.index("ok")
+LOST = GPU_STATES.index("lost")
+NO_PERMISSION = GPU_STATES.index("no_permission")
+HUNG = GPU_STATES.index("hung")
+ABSENT = GPU_STATES.index("absent")
+
+
+@dataclass(frozen=True, slots=True)
+class DriverCodes:
+    """A vendor's status numbers for those who know no vendor.
+
+    library: its name in log lines. timeout: of an enumerated GPU that hasn't been attached yet, or doesn't answer. missing: of one that is
+    enumerated no more. gone: the connection is void. stale: only a new process can connect again; None when that never helps.
+    quiet: there is no driver on this host, which is nothing to complain of.
+    """
+
+    library: str
+    timeout: int
+    missing: int
+    gone: int
+    stale: int | None
+    quiet: frozenset[int]
+    state_of: Callable[[int], int]
+    name_of: Callable[[int], str]
+
+
+class DriverGone(Exception):
+    """The connection to the driver is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the enumeration. A GPU whose handle can't be had has a code, and no uuid unless the driver still tells it."""
+
+    index: int
+    uuid: str
+    name: str
+    code: int
+    xid_events: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a sweep brought of one GPU: fields of the `gpu` measurement that were read in it and no others.
+
+    `code` is the vendor's, behind a state other than ok. `pids` is None when processes were not asked for or not told.
+    """
+
+    state: int
+    code: int
+    fields: Mapping[str, Number | str]
+    pids: tuple[int, ...] | None
+
+
+class DriverGpu(Protocol):
+    """A GPU with a handle. `index` is the driver's and moves when a GPU is lost; `uuid` stays."""
+
+    index: int
+    uuid: str
+
+    @property
+    def errors(self) -> int:
+        """Calls that failed in a way that isn't expected of any card, since the GPU was attached."""
+        ...
+
+    def read(self, now: float) -> Reading:
+        """Everything that is due at `now`, monotonic seconds. May hang. Raises DriverGone."""
+        ...
+
+
+class DriverSession(Protocol):
+    """The connection to a driver. While it is opened or closed no thread may be inside a call of it."""
+
+    @property
+    def codes(self) -> DriverCodes: ...
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """By index; of a GPU that isn't attached yet with the code `timeout`."""
+        ...
+
+    @property
+    def gpus(self) -> Sequence[DriverGpu]: ...
+
+    def open(self) -> int:
+        """Connect and count; the vendor's code. Never raises for a driver that is absent."""
+        ...
+
+    def attach(self, index: int) -> None:
+        """Get a GPU's handle and identity; may hang for a GPU that hangs."""
+        ...
+
+    def bound(self) -> Sequence[tuple[int, str]]:
+        """(index, uuid) of the GPUs that the kernel driver has, told without its library where that can be told."""
+        ...
+
+    def take_xids(self) -> Sequence[tuple[str, int]]:
+        """(uuid, code) of the driver's error events since the last call. Doesn't wait."""
+        ...
