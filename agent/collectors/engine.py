@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.collectors.engine_dialects import Dialect, detect
+from agent.collectors.dialects.dialect import Dialect
+from agent.collectors.dialects.registry import detect
 from agent.collectors.engine_identity import Change, Identities
 from agent.collectors.engine_readings import EngineReadings, Incarnation, config_hash, version
 from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape

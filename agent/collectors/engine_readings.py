@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Hashable, Iterable
 
-from agent.collectors.engine_dialects import START_FAMILIES, UPTIME_FAMILY, Dialect, first
+from agent.collectors.dialects.dialect import START_FAMILIES, UPTIME_FAMILY, Dialect, first
 from agent.counters import Rate
 from agent.exposition import Exposition
 from agent.histograms import Histogram, Window, gather

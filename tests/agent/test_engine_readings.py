@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.collectors.engine_dialects import PAIRSCOPE, VLLM, detect
+from agent.collectors.dialects.pairscope import PAIRSCOPE
+from agent.collectors.dialects.registry import detect
+from agent.collectors.dialects.vllm import VLLM
 from agent.collectors.engine_readings import EngineReadings, config_hash, version
 from agent.exposition import parse
 from telemetry.catalogue import ENGINE

@@ -1,0 +1,47 @@
+"""PairScope: our own engine, which says every field by its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.collectors.dialects.dialect import Alternatives, Dialect, Family
+from telemetry.catalogue import ENGINE, Kind
+
+DERIVED = frozenset(
+    (
+        *("tokens_per_s", "prompt_tokens_per_s", "step_mean_s", "stats_age_s", "probe_s"),
+        *("ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "itl_mean_s", "itl_p50_s", "itl_p99_s", "e2e_p99_s", "queue_p99_s"),
+        *("prompt_len_mean", "prompt_len_p50", "prompt_len_p95", "output_len_mean", "output_len_p95"),
+    )
+)
+"""What the agent works out itself for every kind of engine, so that it means the same everywhere; never taken from an engine."""
+
+
+def _own(kind: Kind) -> Iterator[tuple[str, Alternatives]]:
+    """Our own engine says every field by its own name."""
+    for name, entry in ENGINE.fields.items():
+        if entry.kind is kind and name not in DERIVED:
+            mean = kind is Kind.GAUGE and not name.startswith(("requests_", "kv_blocks_"))
+            yield name, (Family(f"pairscope_{name}", join="mean" if mean else "sum"),)
+
+
+PAIRSCOPE = Dialect(
+    kind="pairscope",
+    prefix="pairscope_",
+    counter_style="step",
+    counters=dict(_own(Kind.COUNTER)),
+    gauges=dict(_own(Kind.GAUGE)),
+    histograms={
+        "ttft": ("pairscope_time_to_first_token_seconds",),
+        "itl": ("pairscope_inter_token_latency_seconds",),
+        "e2e": ("pairscope_request_latency_seconds",),
+        "queue": ("pairscope_queue_time_seconds",),
+        "step": ("pairscope_step_time_seconds",),
+        "prompt_len": ("pairscope_prompt_length_tokens",),
+        "output_len": ("pairscope_output_length_tokens",),
+    },
+    info="pairscope_engine_info",
+    version_label="version",
+    config_label="config_hash",
+    age="pairscope_stats_age_s",
+)
