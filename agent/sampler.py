@@ -13,10 +13,13 @@ from pathlib import Path
 import psutil
 
 from agent.clock import Clock, StepDetector, SystemClock, read_together
+from agent.collectors.clock_offset import EVERY_S as CLOCK_OFFSET_EVERY_S
+from agent.collectors.clock_offset import ClockOffsetCollector
 from agent.collectors.engine import EngineCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.interface import Collector, Tags, Tick
 from agent.collectors.nvidia import gpu_collector
+from agent.collectors.rapl import RaplCollector
 from agent.merge import merged
 from agent.nvml.timing import ReaderTiming, kept_s
 from agent.settings import AgentSettings
@@ -36,10 +39,15 @@ COLLECTORS: Mapping[str, Factory] = {
     # one line a source (where two speak of one thing, the earlier line's word stands)
     "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s) if settings.nvml else None,
     "host": lambda _settings, tags, _memory: HostCollector(tags),
+    "rapl": lambda _settings, tags, _memory: RaplCollector(tags),
+    "clock": lambda _settings, tags, _memory: ClockOffsetCollector(tags),
     "engine": lambda settings, tags, memory: EngineCollector.of(settings, tags, memory),
 }
 
-SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {"gpu": kept_s(ReaderTiming())}
+SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
+    "gpu": kept_s(ReaderTiming()),
+    "host": {"clock_offset_s": 2.5 * CLOCK_OFFSET_EVERY_S},
+}
 """The fields that a collector doesn't read at every tick, and for how many seconds their last value stands."""
 
 ANSWER_WITHIN_INTERVALS = 0.9

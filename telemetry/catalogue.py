@@ -449,6 +449,8 @@ AGENT = _measurement(
         errors_gpu_total | GPU collector errors | GPU 采集错误
         errors_engine_total | engine collector errors | 引擎采集错误
         errors_host_total | host collector errors | 主机采集错误
+        errors_rapl_total | CPU power collector errors | CPU 功率采集错误
+        errors_clock_total | clock offset collector errors | 时钟偏差采集错误
         errors_dcgm_total | DCGM collector errors | DCGM 采集错误
         errors_amd_total | AMD collector errors | AMD 采集错误
         errors_ascend_total | Ascend collector errors | 昇腾采集错误
