@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         """A scrape a second is nothing to log."""
 
     def _answer(self, status: HTTPStatus, content_type: str, text: str) -> None:
-        body = text.encode()
+        body = text.encode("utf-8", "replace")  # a lone surrogate is no reason to say nothing
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

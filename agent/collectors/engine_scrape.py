@@ -11,7 +11,9 @@ from enum import StrEnum
 
 import httpx
 
+from agent.deadline import Deadline, transport
 from agent.exposition import Exposition, Reader, TooLarge, Unreadable, inflate
+from telemetry.lineprotocol import printable
 
 CONNECT_TIMEOUT_S = 0.5
 DEADLINE_S = 2.0
@@ -21,6 +23,7 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "pairscope-agent",
 }
+_LIMITS = httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=15)
 
 
 class Outcome(StrEnum):
@@ -71,11 +74,11 @@ class EngineClient:
 
     def __init__(self, base_url: str, deadline_s: float = DEADLINE_S, monotonic: Callable[[], float] = time.monotonic):
         self._base_url = base_url
-        self._deadline_s = deadline_s
+        self._deadline = Deadline(deadline_s, monotonic)
         self._monotonic = monotonic
         self._client = httpx.Client(
             timeout=httpx.Timeout(deadline_s, connect=min(CONNECT_TIMEOUT_S, deadline_s)),
-            limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=15),
+            transport=transport(self._deadline, _LIMITS),
             headers=_HEADERS,
             trust_env=False,
             follow_redirects=False,
@@ -127,30 +130,31 @@ class EngineClient:
         except (httpx.HTTPError, httpx.InvalidURL, TooLarge, Unreadable):
             return None
         try:
-            return response.status_code, json.loads(body)
+            return response.status_code, _clean(json.loads(body))
         except (ValueError, RecursionError):
             return response.status_code, None
 
     @contextmanager
     def _answer(self, path: str) -> Iterator[tuple[httpx.Response, Iterator[bytes]]]:
-        """The response and its raw body; httpx.ReadTimeout once the whole of it takes longer than the deadline.
-
-        httpx's own timeouts are for each read, so an endpoint that drips would never meet one.
-        """
-        deadline_s = self._monotonic() + self._deadline_s
-
-        def within_deadline(response: httpx.Response) -> Iterator[bytes]:
-            for chunk in response.iter_raw():
-                yield chunk
-                if self._monotonic() > deadline_s:
-                    raise httpx.ReadTimeout("the body did not end within the deadline", request=response.request)
-
+        """The response and its raw body; httpx.TimeoutException once the whole of it takes longer than the deadline."""
+        self._deadline.begin()
         with self._client.stream("GET", self._base_url + path) as response:
-            yield response, within_deadline(response)
+            yield response, response.iter_raw()
 
 
 def _word(said: object) -> str:
     return said[:64] if isinstance(said, str) else ""
+
+
+def _clean(said: object) -> object:
+    """JSON's strings without what can't be written out again: control characters and halves of surrogate pairs."""
+    if isinstance(said, str):
+        return printable(said)
+    if isinstance(said, list):
+        return [_clean(entry) for entry in said]
+    if isinstance(said, dict):
+        return {printable(name): _clean(entry) for name, entry in said.items()}
+    return said
 
 
 def _share(said: object) -> float | None:

@@ -132,6 +132,11 @@ def test_health_is_json_and_its_status_follows(served: str, well: dict[str, obje
     assert httpx.get(f"{served}/healthz").status_code == 503
 
 
+def test_health_with_half_a_character_in_it_is_still_told(served: str, well: dict[str, object]) -> None:
+    well["engine"] = "we\ud800ights"
+    assert httpx.get(f"{served}/healthz").json()["engine"] == "we?ights"
+
+
 def test_other_paths_and_methods_are_refused(served: str) -> None:
     assert httpx.get(f"{served}/../etc/passwd").status_code == 404
     assert httpx.post(f"{served}/metrics").status_code == 501

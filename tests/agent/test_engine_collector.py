@@ -162,6 +162,28 @@ def test_a_dripping_body_ends_at_the_deadline(server: EngineEndpoint) -> None:
     assert ticks.collector.errors == 1
 
 
+def test_dripping_headers_end_at_the_deadline(server: EngineEndpoint) -> None:
+    def drip() -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\n"
+        for number in range(200):
+            if server.released.wait(0.05):
+                return
+            yield b"X-%d: y\r\n" % number
+
+    server.pages["/metrics"] = lambda: Page(raw=drip())
+    ticks = Ticks(server.url, deadline_s=0.3)
+    assert ticks.one().fields["up"] == 0
+    assert "in time" in ticks.collector.statuses()[0].problem
+
+
+def test_half_a_character_in_what_an_engine_says_of_itself_becomes_a_space(server: EngineEndpoint) -> None:
+    server.metrics(vllm())
+    server.pages["/health"] = Page(rb'{"status": "loading", "stage": "we\ud800ights"}', 503)
+    ticks = Ticks(server.url)
+    ticks.one()
+    assert ticks.collector.statuses()[0].stage == "we ights"
+
+
 @pytest.mark.parametrize(
     "body",
     [
