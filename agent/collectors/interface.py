@@ -82,5 +82,24 @@ class Reprobable(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class GpuProcesses:
+    """Which processes compute on one GPU. `index` is its tag `gpu`. `pids` are the host's process ids; None where the source
+    doesn't tell. `migs` are the uuids of its MIG instances.
+    """
+
+    index: int
+    uuid: str
+    pids: tuple[int, ...] | None
+    migs: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ListsGpuProcesses(Protocol):
+    """A collector that knows which processes use its GPUs, as last read. It is replaced as a whole, so any thread may look."""
+
+    gpu_processes: Sequence[GpuProcesses]
+
+
 Tags = Mapping[str, str]
 """The tags of this host (node and, where configured, rack, circuit, cluster); each collector adds its own to them."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.collectors.gpu_roster import GpuRoster, KnownGpu, row_of
-from agent.collectors.interface import Tags, Tick
+from agent.collectors.interface import GpuProcesses, Tags, Tick
 from agent.driver import ABSENT, HUNG, LOST, OK, SUCCESS, DriverCodes
 from agent.frames import BadFrame, Message
 from agent.nvml import codes, xid
@@ -62,6 +62,7 @@ class GpuCollector:
         self.errors = 0
         self.pids_by_gpu: Mapping[str, tuple[int, ...]] = {}
         """Compute processes by GPU uuid as last read: host process ids."""
+        self.gpu_processes: Sequence[GpuProcesses] = ()
         self._tags = dict(tags)
         self._timing = timing
         self.patience = patience or Patience()
@@ -95,6 +96,9 @@ class GpuCollector:
                 self._listen(tick, samples)
             for gpu in self._roster:
                 samples += self._silent(gpu, tick)
+            self.gpu_processes = [
+                GpuProcesses(gpu.index, gpu.uuid, self.pids_by_gpu.get(gpu.uuid)) for gpu in self._roster if gpu.listed
+            ]
             return samples
 
     def close(self) -> None:

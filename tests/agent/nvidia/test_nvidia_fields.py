@@ -367,3 +367,7 @@ def test_the_processes_of_each_gpu_are_known_by_their_ids(host: Host) -> None:
     collector = host.collector()
     host.tick()
     assert collector.pids_by_gpu == {"GPU-5c0a1e77-0001": (4141, 4242), "GPU-a9d3f210-0002": (777,)}
+    assert [(gpu.index, gpu.uuid, gpu.pids) for gpu in collector.gpu_processes] == [
+        (0, "GPU-5c0a1e77-0001", (4141, 4242)),
+        (1, "GPU-a9d3f210-0002", (777,)),
+    ]
