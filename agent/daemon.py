@@ -13,14 +13,14 @@ from dataclasses import asdict, replace
 
 from agent.clock import SystemClock
 from agent.collectors.engine import EngineCollector
-from agent.collectors.interface import Tick
+from agent.collectors.interface import Examined, Tick
 from agent.delivery import Delivery
 from agent.endpoint import CannotServe, Endpoint
 from agent.engine_status import EngineStatus
 from agent.hosting import Hosting
 from agent.latest import LatestSamples
 from agent.retention import Retention, keeps_itself
-from agent.sampler import SLOW_FIELDS, Sampler, Storage, collectors
+from agent.sampler import SLOW_FIELDS, Sampler, Storage, collectors, slow_measurements
 from agent.settings import AgentSettings, EngineTarget
 from agent.spool import Spool, SpoolError
 from telemetry.messages import say
@@ -35,6 +35,9 @@ DELIVERY_GRACE_S = 0.5
 """Together within the three seconds in which the agent ends."""
 
 STALLED_AFTER_INTERVALS = 3
+
+ONCE_LIMIT_S = 20.0
+"""A single sweep waits this long for the first reading of a slow source."""
 
 
 class CannotStart(Exception):
@@ -55,23 +58,30 @@ def run(settings: AgentSettings) -> int:
 
 
 def once(settings: AgentSettings) -> list[Sample]:
-    """The samples of one sweep. It takes one interval, since rates need two readings. Nothing is kept, hosted or delivered."""
+    """The samples of one sweep. It takes one interval, since rates need two readings, and longer while a slow source is being read
+    for the first time. Nothing is kept, hosted or delivered.
+    """
     only_watched = replace(settings, engines=tuple(replace(engine, command=None) for engine in settings.engines))
+    sources = collectors(only_watched, None)
     sampler = Sampler(
-        collectors(only_watched, None),
+        sources,
         settings.tags,
         lambda _samples: None,
         interval_s=settings.interval_s,
         language=settings.language,
     )
     try:
-        latest = LatestSamples(settings.interval_s, SLOW_FIELDS)
+        latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings))
+        began_s = time.monotonic()
         latest.publish(sampler.tick(), 0.0)
-        time.sleep(settings.interval_s)
-        second = sampler.tick()
-        latest.publish(second, settings.interval_s)
-        events = [sample for sample in second if sample.measurement == "event"]
-        return [*events, *latest.fresh(settings.interval_s)]
+        events: list[Sample] = []
+        while True:
+            time.sleep(settings.interval_s)
+            samples, passed_s = sampler.tick(), time.monotonic() - began_s
+            latest.publish(samples, passed_s)
+            events += [sample for sample in samples if sample.measurement == "event"]
+            if passed_s >= ONCE_LIMIT_S or not any(isinstance(at, Examined) and at.pending for at in sources):
+                return [*events, *latest.fresh(passed_s)]
     finally:
         sampler.close()
 
@@ -84,7 +94,7 @@ class Agent:
         self._clock = SystemClock()
         self._open_state_folder()
         self._check_store()
-        self._latest = LatestSamples(settings.interval_s, SLOW_FIELDS)
+        self._latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings))
         self._watchdog = _watchdog_is_wanted(os.environ)
         self._said = ""
         try:

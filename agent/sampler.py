@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from agent.clock import Clock, StepDetector, SystemClock, read_together
+from agent.collectors import bmc
 from agent.collectors.clock_offset import EVERY_S as CLOCK_OFFSET_EVERY_S
 from agent.collectors.clock_offset import ClockOffsetCollector
 from agent.collectors.engine import EngineCollector
@@ -42,6 +43,7 @@ COLLECTORS: Mapping[str, Factory] = {
     "rapl": lambda _settings, tags, _memory: RaplCollector(tags),
     "clock": lambda _settings, tags, _memory: ClockOffsetCollector(tags),
     "engine": lambda settings, tags, memory: EngineCollector.of(settings, tags, memory),
+    "bmc": lambda settings, tags, _memory: bmc.BmcCollector.of(settings, tags),
 }
 
 SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
@@ -49,6 +51,15 @@ SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
     "host": {"clock_offset_s": 2.5 * CLOCK_OFFSET_EVERY_S},
 }
 """The fields that a collector doesn't read at every tick, and for how many seconds their last value stands."""
+
+
+def slow_measurements(settings: AgentSettings) -> dict[str, float]:
+    """The measurements that are not read at every tick, and for how many seconds their last sample stands."""
+    kept: dict[str, float] = {}
+    if settings.bmc is not None:
+        kept |= dict.fromkeys(bmc.MEASUREMENTS, bmc.KEPT_PERIODS * settings.bmc.every_s)
+    return kept
+
 
 ANSWER_WITHIN_INTERVALS = 0.9
 ANSWER_WITHIN_S = 1.0
