@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
 
 from telemetry.catalogue import GPU_STATES
 
@@ -51,6 +51,18 @@ class Row:
     name: str
     code: int
     xid_events: bool
+    pci: str = ""  # normalised address
+    driver: str = ""  # its version
+
+    def told(self) -> list[Any]:
+        """As it stands in a frame."""
+        return list(astuple(self))
+
+    @classmethod
+    def heard(cls, raw: Any) -> Row:
+        """The inverse of `told`; ValueError or TypeError when it isn't one."""
+        index, uuid, name, code, xid_events, pci, driver = raw
+        return cls(int(index), str(uuid), str(name), int(code), bool(xid_events), str(pci), str(driver))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +116,8 @@ class DriverSession(Protocol):
         """Get a GPU's handle and identity; may hang for a GPU that hangs."""
         ...
 
-    def bound(self) -> Sequence[tuple[int, str]]:
-        """(index, uuid) of the GPUs that the kernel driver has, told without its library where that can be told."""
+    def bound(self) -> Sequence[tuple[int, str, str]]:
+        """(index, uuid, normalised PCI address) of the GPUs that the kernel driver has, told without its library where that can be told."""
         ...
 
     def take_xids(self) -> Sequence[tuple[str, int]]:

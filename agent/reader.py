@@ -70,7 +70,7 @@ class Reader:
         if rows != self._told:  # also when a GPU that was stuck is attached at last
             self._told = rows
             self._faulty = self._faulty or any(row.code != SUCCESS for row in rows)
-            told = [[row.index, row.uuid, row.name, row.code, row.xid_events] for row in rows]
+            told = [row.told() for row in rows]
             self._send({"kind": "inventory", "gpus": told})
             self._tell_bound({row.uuid for row in rows})
         gpus = sorted(self._session.gpus, key=lambda gpu: self._read_s.get(gpu.uuid, 0.0))
@@ -103,7 +103,7 @@ class Reader:
 
     def _tell_bound(self, listed: set[str]) -> None:
         """Name the GPUs that the kernel driver has and its library doesn't list."""
-        missing = [[index, uuid] for index, uuid in self._session.bound() if uuid not in listed]
+        missing = [list(row) for row in self._session.bound() if row[1] not in listed]
         if missing:
             self._faulty = True
             self._send({"kind": "bound", "gpus": missing})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from agent.driver import OK, SUCCESS
+from agent.driver import OK, SUCCESS, Row
 
 
 @dataclass(slots=True)
@@ -21,6 +20,7 @@ class KnownGpu:
     code: int = SUCCESS  # the driver's, behind the state
     listed: bool = True  # in the driver's present enumeration
     listing_code: int = SUCCESS  # of the enumeration, when its handle can't be had
+    pci: str = ""  # normalised address
     xids: int | None = None  # since the agent's start; None when the card doesn't deliver them
 
     @property
@@ -44,42 +44,36 @@ class GpuRoster:
     def find(self, uuid: str) -> KnownGpu | None:
         return self._gpus.get(uuid)
 
-    def enumerate(self, rows: Iterable[tuple[int, str, str, int, bool]], now: float) -> None:
-        """Take over the driver's list of (index, uuid, name, code, xid events).
+    def enumerate(self, rows: Iterable[Row], now: float) -> None:
+        """Take over the driver's list.
 
         A row without a uuid is the known GPU of that index that the list doesn't name otherwise; else a GPU without a uuid.
         """
         rows = list(rows)
-        named = {uuid for _, uuid, _, _, _ in rows if uuid}
+        named = {row.uuid for row in rows if row.uuid}
         for known in self._gpus.values():
             known.listed = False
-        for index, uuid, name, code, xid_events in rows:
-            gpu = self._gpus.get(uuid) if uuid else self._nameless(index, named)
+        for row in rows:
+            gpu = self._gpus.get(row.uuid) if row.uuid else self._nameless(row.index, named)
             if gpu is None:
-                gpu = KnownGpu(uuid, index, name, now)
-                self._gpus[uuid or f"index {index}"] = gpu
-            gpu.index, gpu.listed, gpu.listing_code = index, True, code
-            if uuid:
-                gpu.name = name
-                gpu.xids = (gpu.xids or 0) if xid_events else gpu.xids
+                gpu = KnownGpu(row.uuid, row.index, row.name, now)
+                self._gpus[row.uuid or f"index {row.index}"] = gpu
+            gpu.index, gpu.listed, gpu.listing_code = row.index, True, row.code
+            if row.uuid:
+                gpu.name, gpu.pci = row.name, row.pci or gpu.pci
+                gpu.xids = (gpu.xids or 0) if row.xid_events else gpu.xids
         unnamed = [key for key, gpu in self._gpus.items() if not gpu.uuid]
         for key in unnamed:  # it has a name now, or is listed no more: either way it isn't known under its index
-            if any(row[0] == self._gpus[key].index and row[1] for row in rows) or not self._gpus[key].listed:
+            if any(row.index == self._gpus[key].index and row.uuid for row in rows) or not self._gpus[key].listed:
                 del self._gpus[key]
 
-    def expect(self, index: int, uuid: str, now: float) -> None:
+    def expect(self, index: int, uuid: str, pci: str, now: float) -> None:
         """A GPU that the kernel driver has bound, whether its library lists it or not."""
         if uuid not in self._gpus:
-            self._gpus[uuid] = KnownGpu(uuid, index, "", now, listed=False)
+            self._gpus[uuid] = KnownGpu(uuid, index, "", now, listed=False, pci=pci)
 
     def _nameless(self, index: int, named: set[str]) -> KnownGpu | None:
         for gpu in self._gpus.values():
             if gpu.index == index and gpu.uuid not in named:
                 return gpu
         return None
-
-
-def row_of(raw: Any) -> tuple[int, str, str, int, bool]:
-    """One row of an inventory frame; ValueError or TypeError when it isn't one."""
-    index, uuid, name, code, xid_events = raw
-    return int(index), str(uuid), str(name), int(code), bool(xid_events)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.collectors.gpu_roster import GpuRoster, KnownGpu, row_of
+from agent.collectors.gpu_roster import GpuRoster, KnownGpu
 from agent.collectors.interface import GpuProcesses, Tags, Tick
-from agent.driver import ABSENT, HUNG, LOST, OK, SUCCESS, DriverCodes
+from agent.driver import ABSENT, HUNG, LOST, OK, SUCCESS, DriverCodes, Row
 from agent.frames import BadFrame, Message
 from agent.nvml import codes, xid
 from agent.nvml.timing import ReaderTiming, to_argument
@@ -174,10 +174,10 @@ class GpuCollector:
             kind = message["kind"]
             if kind == "inventory":
                 self._driver = SUCCESS
-                self._roster.enumerate([row_of(raw) for raw in message["gpus"]], tick.monotonic_s)
+                self._roster.enumerate([Row.heard(raw) for raw in message["gpus"]], tick.monotonic_s)
             elif kind == "bound":
-                for index, uuid in message["gpus"]:
-                    self._roster.expect(int(index), str(uuid), tick.monotonic_s)
+                for index, uuid, pci in message["gpus"]:
+                    self._roster.expect(int(index), str(uuid), str(pci), tick.monotonic_s)
             elif kind == "gpu":
                 samples += self._reading(message, tick)
             elif kind == "xid":
@@ -270,6 +270,10 @@ class GpuCollector:
 def _typed(name: str, value: object) -> Value:
     """JSON has one kind of number for whole floats' sake: the catalogue says which is meant."""
     kind = GPU.fields[name].type
+    if kind is str:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is no text")
+        return value
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{name} is no number")
     return float(value) if kind is float else int(value)

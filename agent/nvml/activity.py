@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from agent.nvml.calls import Calls, Number
+from agent.nvml.calls import Calls, FieldId, Number
 
 SM_CLOCK = 1  # nvmlClockType_t
 MEM_CLOCK = 2
@@ -23,7 +23,7 @@ THROTTLE_FIELDS = {
 """Nanosecond counters of time spent held down, by field id. The reasons mask shows only the moment of the call."""
 
 
-def read(calls: Calls, handle: Any, values: dict[int, Number]) -> dict[str, Number]:
+def read(calls: Calls, handle: Any, values: dict[FieldId, Number]) -> dict[str, Number]:
     """Percent, MHz, the raw reasons mask with bits of any driver kept, and throttle times in seconds."""
     fields: dict[str, Number] = {}
     rates = calls.ask("utilization", pynvml.nvmlDeviceGetUtilizationRates, handle)

@@ -12,6 +12,8 @@ from agent.driver import DriverGone
 from agent.nvml import codes
 
 Number = float | int
+FieldId = int | tuple[int, int]
+"""A field id alone is of scope 0, the GPU's; a pair is (id, scope)."""
 
 SIGNED_FIELDS = frozenset(
     {
@@ -42,7 +44,7 @@ class Calls:
     def __init__(self, reprobe_s: float) -> None:
         self._reprobe_s = reprobe_s
         self._now = 0.0
-        self._refused: dict[str | int, float] = {}  # call or field id -> monotonic s when it is asked again
+        self._refused: dict[str | FieldId, float] = {}  # call or field id -> monotonic s when it is asked again
         self.errors = 0  # unexpected ones, since start
         self.answered = 0  # in this sweep
         self.failures: list[int] = []  # codes of this sweep other than "not supported"
@@ -69,7 +71,11 @@ class Calls:
         self.answered += 1
         return answer
 
-    def fields(self, handle: Any, ids: Sequence[int]) -> dict[int, Number]:
+    def refuse(self, key: str | FieldId) -> None:
+        """Take an answer that can't be right for a refusal."""
+        self._refused[key] = self._now + self._reprobe_s
+
+    def fields(self, handle: Any, ids: Sequence[FieldId]) -> dict[FieldId, Number]:
         """Field values by id, in NVML's units; ids without a value are left out. Raises GpuFault and DriverGone."""
         asked = [fid for fid in ids if not self._is_refused(fid)] if self._refused else list(ids)
         if not asked:
@@ -84,18 +90,18 @@ class Calls:
             return {}
         return self._taken(answer)
 
-    def _field(self, handle: Any, fid: int) -> dict[int, Number]:
+    def _field(self, handle: Any, fid: FieldId) -> dict[FieldId, Number]:
         answer = self.ask(f"field {fid}", pynvml.nvmlDeviceGetFieldValues, handle, [fid])
         if answer is None:
-            self._refused[fid] = self._now + self._reprobe_s
+            self.refuse(fid)
             return {}
         return self._taken(answer)
 
-    def _taken(self, answer: Any) -> dict[int, Number]:
+    def _taken(self, answer: Any) -> dict[FieldId, Number]:
         self.answered -= 1  # the call itself says little; its entries count
-        values: dict[int, Number] = {}
+        values: dict[FieldId, Number] = {}
         for entry in answer:
-            fid = int(entry.fieldId)
+            fid: FieldId = (int(entry.fieldId), int(entry.scopeId)) if entry.scopeId else int(entry.fieldId)
             if entry.nvmlReturn != codes.SUCCESS:
                 # an id that an older driver doesn't know comes back as an invalid argument
                 code = int(entry.nvmlReturn)
@@ -107,7 +113,7 @@ class Calls:
                 values[fid] = value
         return values
 
-    def _is_refused(self, key: str | int) -> bool:
+    def _is_refused(self, key: str | FieldId) -> bool:
         until = self._refused.get(key)
         if until is None:
             return False
@@ -116,13 +122,13 @@ class Calls:
         del self._refused[key]
         return False
 
-    def _note(self, key: str | int, code: int) -> None:
+    def _note(self, key: str | FieldId, code: int) -> None:
         if code in codes.GPU_FAULTS:
             raise GpuFault(code)
         if code in codes.DRIVER_GONE:
             raise DriverGone(codes.name_of(code))
         if code in codes.REFUSALS:
-            self._refused[key] = self._now + self._reprobe_s
+            self.refuse(key)
             if code == codes.NO_PERMISSION:
                 self.failures.append(code)
         elif code not in codes.QUIET:
@@ -130,7 +136,7 @@ class Calls:
             self.failures.append(code)
 
 
-def _decoded(fid: int, entry: Any) -> Number | None:
+def _decoded(fid: FieldId, entry: Any) -> Number | None:
     kind = int(entry.valueType)
     if fid in SIGNED_FIELDS:
         member = "siVal"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from agent.nvml.calls import Calls, Number
+from agent.nvml.calls import Calls, FieldId, Number
 
 TX_BYTES = 197
 RX_BYTES = 198
@@ -23,7 +23,7 @@ class Link:
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, Number]] = {}  # id -> monotonic s, bytes
 
-    def read(self, values: dict[int, Number], now: float) -> dict[str, Number]:
+    def read(self, values: dict[FieldId, Number], now: float) -> dict[str, Number]:
         """pcie_tx_bytes_s and pcie_rx_bytes_s from counters. A counter that went back has wrapped or been reset: no rate."""
         fields: dict[str, Number] = {}
         for fid, name in ((TX_BYTES, "pcie_tx_bytes_s"), (RX_BYTES, "pcie_rx_bytes_s")):

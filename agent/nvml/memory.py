@@ -8,16 +8,20 @@ from typing import Any
 import pynvml
 
 from agent.nvml.calls import Calls, Number
+from telemetry.sample import Value
 
 INTEGRATED = ("GB10", "Orin", "Thor", "Jetson", "nvgpu")
 """Parts of the names of devices that share the host's memory and have none of their own to report."""
 
+HIGHEST_PID = 2**22  # Linux's PID_MAX_LIMIT
 
-def read(calls: Calls, handle: Any, name: str, meminfo: Path) -> dict[str, Number]:
-    """mem_used_bytes and mem_total_bytes.
+
+def read(calls: Calls, handle: Any, name: str, meminfo: Path) -> dict[str, Value]:
+    """mem_used_bytes, mem_total_bytes and memory_kind: device, or unified where GPU and host share one memory.
 
     The second version of the call leaves the driver's own reserve out of `used`; the first counts it in. Only a device known to be
-    integrated falls back on the host's memory: anywhere else "not supported" stays absent.
+    integrated falls back on the host's memory: anywhere else "not supported" stays absent. Some drivers answer for such a device
+    with the host's totals, which is as unified.
     """
     info = calls.ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     if info is None:
@@ -25,8 +29,17 @@ def read(calls: Calls, handle: Any, name: str, meminfo: Path) -> dict[str, Numbe
     if info is not None:
         if not 0 < info.total < 2**63 or info.used > info.total:
             return {}
-        return {"mem_used_bytes": float(info.used), "mem_total_bytes": float(info.total)}
-    return _of_the_host(meminfo) if any(part in name for part in INTEGRATED) else {}
+        unified = _is_integrated(name) or float(info.total) == _of_the_host(meminfo).get("mem_total_bytes")
+        kind = "unified" if unified else "device"
+        return {"mem_used_bytes": float(info.used), "mem_total_bytes": float(info.total), "memory_kind": kind}
+    if not _is_integrated(name):
+        return {}
+    shared = _of_the_host(meminfo)
+    return {**shared, "memory_kind": "unified"} if shared else {}
+
+
+def _is_integrated(name: str) -> bool:
+    return any(part in name for part in INTEGRATED)
 
 
 def _of_the_host(meminfo: Path) -> dict[str, Number]:
@@ -40,8 +53,20 @@ def _of_the_host(meminfo: Path) -> dict[str, Number]:
 
 
 def read_processes(calls: Calls, handle: Any) -> tuple[int, ...] | None:
-    """The compute processes' ids, of the host even inside a container; None when the card doesn't tell."""
-    running = calls.ask("processes_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-    if running is None:
-        running = calls.ask("processes_v2", pynvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
-    return None if running is None else tuple(sorted({int(process.pid) for process in running}))
+    """The compute processes' ids, of the host even inside a container; None when the card doesn't tell.
+
+    Some drivers of the 535 branch fill the third version's call with longer records than its header says, so that every entry after
+    the first is torn: such a list is left for the second version's.
+    """
+    for key, function in (
+        ("processes_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
+        ("processes_v2", pynvml.nvmlDeviceGetComputeRunningProcesses_v2),
+    ):
+        running = calls.ask(key, function, handle)
+        if running is None:
+            continue
+        pids = [int(process.pid) for process in running]
+        if all(0 < pid <= HIGHEST_PID for pid in pids):
+            return tuple(sorted(set(pids)))
+        calls.refuse(key)
+    return None

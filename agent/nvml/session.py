@@ -10,8 +10,8 @@ from typing import Any
 import pynvml
 
 from agent.driver import Row
-from agent.nvml import bound, codes
-from agent.nvml.gpu import Gpu
+from agent.nvml import bound, codes, identity
+from agent.nvml.gpu import Gpu, Identity
 from agent.nvml.timing import ReaderTiming
 
 XID_EVENT = 8  # nvmlEventTypeXidCriticalError
@@ -32,6 +32,7 @@ class Session:
         self._by_handle: dict[int, Gpu] = {}
         self.gpus: list[Gpu] = []
         self.rows: list[Row] = []  # by index; of a GPU not attached yet with the code for a timeout
+        self.driver = ""  # its version
         self.errors = 0
 
     def open(self) -> int:
@@ -45,6 +46,7 @@ class Session:
             code = int(error.value)
             self.close()
             return code
+        self.driver = identity.text(pynvml.nvmlSystemGetDriverVersion)
         with contextlib.suppress(pynvml.NVMLError):
             self._events = pynvml.nvmlEventSetCreate()
         self.rows = [Row(index, "", "", codes.TIMEOUT, False) for index in range(count)]
@@ -69,8 +71,8 @@ class Session:
         self._events = None
         self._by_handle, self.gpus, self.rows = {}, [], []
 
-    def bound(self) -> list[tuple[int, str]]:
-        """(index, uuid) of the GPUs that the kernel driver has bound."""
+    def bound(self) -> list[tuple[int, str, str]]:
+        """(index, uuid, PCI address) of the GPUs that the kernel driver has bound."""
         return bound.read(self._root)
 
     def take_xids(self) -> list[tuple[str, int]]:
@@ -93,18 +95,18 @@ class Session:
     def _enumerate(self, index: int) -> Row:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+            address = identity.address_of(handle)
+            uuid = identity.uuid_of(handle, address)
         except pynvml.NVMLError as error:
             return Row(index, "", "", int(error.value), False)
-        name, brand = "", None
-        with contextlib.suppress(pynvml.NVMLError):
-            name = str(pynvml.nvmlDeviceGetName(handle))
+        name = identity.text(lambda: pynvml.nvmlDeviceGetName(handle))
+        brand = None
         with contextlib.suppress(pynvml.NVMLError):
             brand = int(pynvml.nvmlDeviceGetBrand(handle))
-        gpu = Gpu(index, uuid, name, brand, handle, self._timing, self._meminfo)
+        gpu = Gpu(Identity(index, uuid, name, brand, self.driver), handle, self._timing, self._meminfo)
         xid_events = self._register(handle, gpu)
         self.gpus.append(gpu)
-        return Row(index, uuid, name, codes.SUCCESS, xid_events)
+        return Row(index, uuid, name, codes.SUCCESS, xid_events, address, self.driver)
 
     def _register(self, handle: Any, gpu: Gpu) -> bool:
         if self._events is None:

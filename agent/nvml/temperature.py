@@ -11,21 +11,24 @@ from typing import Any
 
 import pynvml
 
-from agent.nvml.calls import Calls, Number
+from agent.nvml.calls import Calls, FieldId, Number
 
 MEMORY_TEMPERATURE = 82
 GPU_TEMPERATURE = 308  # double, newest drivers
 SLOWDOWN_OFFSET = 194
+MEM_MAX_OFFSET = 195
 GPU_MAX_OFFSET = 196
 
 FIELDS = (MEMORY_TEMPERATURE, GPU_TEMPERATURE)
-OFFSET_FIELDS = (SLOWDOWN_OFFSET, GPU_MAX_OFFSET)
+OFFSET_FIELDS = (SLOWDOWN_OFFSET, MEM_MAX_OFFSET, GPU_MAX_OFFSET)
 
 GPU_SENSOR = 0  # sensor 1 is the hottest point of the die in new drivers, not the memory
 SLOWDOWN_THRESHOLD, MEM_MAX_THRESHOLD, GPU_MAX_THRESHOLD = 1, 2, 3
 THERMAL_REASONS = 0x20 | 0x40  # software and hardware thermal slowdown
 SIGHTINGS = 3
 """How often margin + temperature must give the same limit before it is believed: the two are read a moment apart."""
+MEM_SIGHTINGS = 5
+"""The same for the memory's, whose limit shows only while it is nearer than the core's."""
 
 
 def _plausible(celsius: Number | None) -> bool:
@@ -41,8 +44,11 @@ class Temperature:
         self._offset_c: int | None = None  # of the core's slowdown point from the margin's zero
         self._margin_moves = False
         self._sightings: Counter[int] = Counter()
+        self._mem_offset_c: int | None = None  # of the memory's highest operating point from the margin's zero
+        self._mem_sightings: Counter[int] = Counter()
+        self._before: tuple[float, float, float] | None = None  # core, memory, margin of the last sweep
 
-    def read(self, calls: Calls, handle: Any, values: dict[int, Number], reasons: int) -> dict[str, Number]:
+    def read(self, calls: Calls, handle: Any, values: dict[FieldId, Number], reasons: int) -> dict[str, Number]:
         """temp_c, mem_temp_c and temp_margin_c. `reasons` is the throttle mask of the same sweep."""
         fields: dict[str, Number] = {}
         core = values.get(GPU_TEMPERATURE)
@@ -66,13 +72,29 @@ class Temperature:
             # early H100 drivers answer 0 or less for ever: believe that only from a card that has shown more or is held down by heat
             self._margin_moves = self._margin_moves or told > 0
             if self._margin_moves or reasons & THERMAL_REASONS:
-                core = fields.get("temp_c")
-                if core is not None and self._offset_c is not None:
-                    self._sightings[round(core + told - self._offset_c)] += 1
+                self._learn(fields.get("temp_c"), fields.get("mem_temp_c"), float(told))
                 return float(told)
         pairs = ((self._limit_c, fields.get("temp_c")), (self._mem_limit_c, fields.get("mem_temp_c")))
         gaps = [limit - celsius for limit, celsius in pairs if limit is not None and celsius is not None]
         return min(gaps) if gaps else None
+
+    def _learn(self, core: Number | None, memory: Number | None, margin: float) -> None:
+        """A limit is temperature + margin - offset of whichever of core and memory is nearer to its own.
+
+        That it is the memory's shows where the margin moves against the memory's temperature and not against the core's.
+        """
+        if core is None:
+            return
+        if self._offset_c is not None:
+            self._sightings[round(core + margin - self._offset_c)] += 1
+        if memory is None or self._mem_offset_c is None:
+            return
+        before, self._before = self._before, (float(core), float(memory), margin)
+        if before is None:
+            return
+        core_by, memory_by, margin_by = (now - then for now, then in zip(self._before, before, strict=True))
+        if memory_by and margin_by == -memory_by and core_by != memory_by:
+            self._mem_sightings[round(memory + margin - self._mem_offset_c)] += 1
 
     def read_limits(self, calls: Calls, handle: Any) -> dict[str, Number]:
         """temp_limit_c: where the core's software slowdown begins (else hardware's); mem_temp_limit_c, where the card tells it."""
@@ -83,12 +105,15 @@ class Temperature:
         offsets = calls.fields(handle, OFFSET_FIELDS)
         offset = offsets.get(GPU_MAX_OFFSET, offsets.get(SLOWDOWN_OFFSET))
         self._offset_c = None if offset is None else int(offset)
+        mem_offset = offsets.get(MEM_MAX_OFFSET)
+        self._mem_offset_c = None if mem_offset is None else int(mem_offset)
         fields: dict[str, Number] = {}
         limit = self._limit_c if self._limit_c is not None else self._seen_limit()
         if limit is not None:
             fields["temp_limit_c"] = limit
-        if self._mem_limit_c is not None:
-            fields["mem_temp_limit_c"] = self._mem_limit_c
+        mem_limit = self._mem_limit_c if self._mem_limit_c is not None else self._seen_mem_limit()
+        if mem_limit is not None:
+            fields["mem_temp_limit_c"] = mem_limit
         return fields
 
     def _threshold(self, calls: Calls, handle: Any, kind: int) -> float | None:
@@ -102,3 +127,11 @@ class Temperature:
             self._sightings = Counter(dict(self._sightings.most_common(16)))
         steady = [celsius for celsius, times in self._sightings.items() if times >= SIGHTINGS]
         return float(max(steady)) if steady else None
+
+    def _seen_mem_limit(self) -> float | None:
+        if len(self._mem_sightings) > 64:
+            self._mem_sightings = Counter(dict(self._mem_sightings.most_common(16)))
+        for celsius, times in self._mem_sightings.most_common(1):
+            if times >= MEM_SIGHTINGS and _plausible(celsius):
+                return float(celsius)
+        return None

@@ -13,7 +13,8 @@ class ReaderTiming:
     """Periods and limits, seconds. The fast group is read at every tick that the agent asks for.
 
     memory: used memory, link, fan, GPM. processes: costs 4.5 ms a call on some cards. health: ECC, row remapping, replays,
-    and PCIe throughput where it is only to be had by a call that blocks 20 ms. limits: power and temperature limits, maxima.
+    recovery action, and PCIe throughput where it is only to be had by a call that blocks 20 ms. names: words, which are told at once
+    where they change. limits: power and temperature limits, maxima.
     reprobe: calls that the card refused. retry: the library or driver that is not there. rediscover: all GPUs again when one
     is out, then less and less often. identity: whether the kernel driver has GPUs that NVML doesn't list. takeover: a GPU that
     holds its thread this long is left to it, and another thread goes on.
@@ -23,7 +24,8 @@ class ReaderTiming:
     processes_s: float = 10.0
     health_s: float = 30.0
     limits_s: float = 30.0
-    reprobe_s: float = 600.0
+    names_s: float = 60.0
+    reprobe_s: float = 3600.0
     retry_s: float = 30.0
     rediscover_s: float = 60.0
     identity_s: float = 3600.0
@@ -49,7 +51,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "remap_pending",
         "remap_failed",
         "pcie_replays_total",
+        "recovery_action",
     ),
+    "names_s": ("name", "driver", "memory_kind", "power_scope", "source"),
     "limits_s": (
         "temp_limit_c",
         "mem_temp_limit_c",

@@ -21,7 +21,14 @@ from tests.doubles.nvml.library import FILE, build
 from tests.doubles.nvml.scenario import Scenario, two_gpus
 
 EVERY_TICK = ReaderTiming(
-    memory_s=0.0, processes_s=0.0, health_s=0.0, limits_s=0.0, retry_s=0.05, rediscover_s=0.05, takeover_s=20.0
+    memory_s=0.0,
+    processes_s=0.0,
+    health_s=0.0,
+    limits_s=0.0,
+    names_s=0.0,
+    retry_s=0.05,
+    rediscover_s=0.05,
+    takeover_s=20.0,
 )
 """All groups at every tick, and no long waits for what is out. No GPU counts as stuck, however busy the machine is."""
 

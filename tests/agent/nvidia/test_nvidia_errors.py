@@ -240,8 +240,8 @@ def test_an_unknown_field_id_that_fails_the_whole_call_is_found_and_left_out(hos
     host.tick()
     assert (collector.errors, host.scenario.calls(0, "field_values") - calls) == (
         errors,
-        3,
-    )  # fast, power and temperature limits
+        4,
+    )  # fast, power and temperature limits, recovery action
 
 
 def test_slow_groups_are_absent_from_the_ticks_that_do_not_read_them(host: Host) -> None:

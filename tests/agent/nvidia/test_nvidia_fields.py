@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import GPU
 from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus
 from tests.doubles.nvml.scenario import DOUBLE, NOT_SUPPORTED, SINT, UINT, ULLONG
@@ -51,6 +52,12 @@ HOPPER = {
     "remap_pending": 1,
     "remap_failed": 0,
     "xid_total": 0,
+    "recovery_action": 1,
+    "name": "NVIDIA H100 80GB HBM3",
+    "driver": "570.124.06",
+    "memory_kind": "device",
+    "power_scope": "gpu",
+    "source": "nvml",
 }
 AMPERE = {
     "util_pct": 43.0,
@@ -94,6 +101,12 @@ AMPERE = {
     "remap_pending": 0,
     "remap_failed": 1,
     "xid_total": 0,
+    "recovery_action": 2,
+    "name": "NVIDIA A100-PCIE-40GB",
+    "driver": "570.124.06",
+    "memory_kind": "device",
+    "power_scope": "gpu",
+    "source": "nvml",
 }
 
 
@@ -117,7 +130,8 @@ def test_every_field_of_two_different_gpus_is_right(host: Host) -> None:
 
 
 def test_the_two_gpus_of_the_double_differ_in_every_field() -> None:
-    alike = [name for name in HOPPER.keys() & AMPERE.keys() - {"state", "xid_total"} if HOPPER[name] == AMPERE[name]]
+    the_hosts = {"state", "xid_total", "driver", "memory_kind", "power_scope", "source"}
+    alike = [name for name in HOPPER.keys() & AMPERE.keys() - the_hosts if HOPPER[name] == AMPERE[name]]
     assert alike == []
 
 
@@ -205,7 +219,7 @@ def test_a_library_without_field_values_costs_only_what_they_alone_give(host: Ho
     host.replace_library(without=("nvmlDeviceGetFieldValues",))
     seen = settled(host)
     lost = {"mem_temp_c", *(name for name in HOPPER if name.startswith("throttle_") and name.endswith("_s"))}
-    assert HOPPER.keys() - seen["0001"].keys() == {*lost, "temp_limit_c"}
+    assert HOPPER.keys() - seen["0001"].keys() == {*lost, "temp_limit_c", "recovery_action"}
     assert seen["0001"]["power_w"] == 511.0
     assert seen["0001"]["pcie_tx_bytes_s"] == 1111 * 1024
 
@@ -371,3 +385,58 @@ def test_the_processes_of_each_gpu_are_known_by_their_ids(host: Host) -> None:
         (0, "GPU-5c0a1e77-0001", (4141, 4242)),
         (1, "GPU-a9d3f210-0002", (777,)),
     ]
+
+
+def test_a_superchip_that_tells_only_its_modules_power_says_so(host: Host) -> None:
+    host.scenario.refuse_field(0, 185, 186)
+    host.scenario.refuse(0, "power_usage")
+    host.scenario.gpu(0).module_average_mw, host.scenario.gpu(0).module_instant_mw = 903_000, 911_000
+    host.collector(EVERY_TICK)
+    seen = gpus(host.tick())
+    assert (seen["0001"].fields["power_w"], seen["0001"].fields["power_scope"]) == (903.0, "module")
+    assert (seen["0002"].fields["power_w"], seen["0002"].fields["power_scope"]) == (187.5, "gpu")
+    host.scenario.gpu(0).module_average_mw = 0
+    assert gpus(host.tick())["0001"].fields["power_w"] == 911.0
+
+
+def test_a_memory_limit_is_learnt_while_the_margin_is_the_memorys(host: Host) -> None:
+    """T.Limit counts down to the nearer of two limits: that it is the memory's shows while it follows the memory alone."""
+    gpu = host.scenario.gpu(0)
+    host.collector()
+    for memory in (80, 82, 84, 83, 85, 86, 88, 90):
+        gpu.temperature, gpu.margin = 60, 99 - memory
+        host.scenario.field(0, 82, memory, UINT)
+        fields = gpus(host.tick())["0001"].fields
+    assert fields["mem_temp_limit_c"] == 102.0  # 99 where the margin is 0, and three more by field 195
+
+
+def test_no_memory_limit_is_made_of_a_margin_that_is_the_cores(host: Host) -> None:
+    gpu = host.scenario.gpu(0)
+    host.collector()
+    for core in (60, 62, 64, 63, 65, 66, 68, 70, 71, 72):
+        gpu.temperature, gpu.margin = core, 87 - core
+        host.scenario.field(0, 82, core + 10, UINT)  # it warms and cools with the core
+        fields = gpus(host.tick())["0001"].fields
+    assert "mem_temp_limit_c" not in fields
+    assert fields["temp_limit_c"] == 87.0
+
+
+def test_the_link_is_told_beside_what_it_is_judged_by(host: Host) -> None:
+    """A link's generation drops on an idle card: whoever judges it needs use and state of the same moment."""
+    host.collector(ReaderTiming(takeover_s=20.0))
+    samples = [gpus(host.tick())["0001"].fields for _ in range(7)]
+    with_link = [fields for fields in samples if "pcie_gen" in fields]
+    assert with_link
+    assert all({"pcie_width", "util_pct", "pstate"} <= fields.keys() for fields in with_link)
+
+
+def test_words_are_told_now_and_then_and_when_they_change(host: Host) -> None:
+    host.collector(ReaderTiming(takeover_s=20.0))
+    words = {"name", "driver", "memory_kind", "power_scope", "source"}
+    assert words <= gpus(host.tick())["0001"].fields.keys()
+    assert not words & gpus(host.tick())["0001"].fields.keys()
+    host.scenario.refuse_field(0, 185, 186)
+    host.scenario.refuse(0, "power_usage")
+    host.scenario.gpu(0).module_average_mw = 903_000
+    assert gpus(host.tick())["0001"].fields["power_scope"] == "module"
+    assert not words & gpus(host.tick())["0001"].fields.keys()

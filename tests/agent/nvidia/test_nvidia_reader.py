@@ -78,6 +78,22 @@ def test_unified_memory_is_what_the_host_has_and_has_used(host: Host, tmp_path: 
     collector_at(host, tmp_path / "root")
     fields = gpus(host.tick())["0001"].fields
     assert (fields["mem_total_bytes"], fields["mem_used_bytes"]) == (1000 * 1024.0, 600 * 1024.0)
+    assert fields["memory_kind"] == "unified"
+
+
+@pytest.mark.parametrize("name", [b"NVIDIA GB10", b"NVIDIA Something"])
+def test_a_driver_that_answers_with_the_hosts_totals_has_unified_memory(
+    host: Host, tmp_path: Path, name: bytes
+) -> None:
+    meminfo = tmp_path / "root/proc/meminfo"
+    meminfo.parent.mkdir(parents=True)
+    meminfo.write_text("MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n")
+    gpu = host.scenario.gpu(0)
+    gpu.name, gpu.mem_total, gpu.mem_reserved, gpu.mem_used = name, 1000 * 1024, 0, 300 * 1024
+    collector_at(host, tmp_path / "root")
+    seen = gpus(host.tick())
+    assert (seen["0001"].fields["memory_kind"], seen["0001"].fields["mem_used_bytes"]) == ("unified", 300 * 1024.0)
+    assert seen["0002"].fields["memory_kind"] == "device"
 
 
 def test_an_interval_bounds_how_long_the_collector_waits() -> None:
@@ -135,7 +151,7 @@ class Nonsense(ReaderProcess):
         self.killed = True
 
 
-ROW = {"kind": "inventory", "gpus": [[0, "GPU-1", "n", 0, True]]}
+ROW = {"kind": "inventory", "gpus": [[0, "GPU-1", "n", 0, True, "0000:01:00", "570.1"]]}
 READING = {"kind": "gpu", "tick": 1, "uuid": "GPU-1", "state": 0, "code": 0, "fields": {"temp_c": 50}, "errors": 0}
 
 

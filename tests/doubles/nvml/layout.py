@@ -48,11 +48,18 @@ FEATURES = (
     "gpm_support",
     "gpm_sample",
     "gpm_metrics",
+    "gpm_mig_sample",
+    "pci",
+    "persistence",
+    "mig_mode",
+    "mig_handle",
+    "gpu_instance",
 )
 """What a GPU can be asked; each can be given an error of its own, and is counted."""
 
 NO_HANG, SLEEP, UNINTERRUPTIBLE = 0, 1, 2
 EVERY_FEATURE = -1
+NO_INSTANCE = 2**32 - 1
 
 INT, UINT, LONG, ULONG, DOUBLE = "int", "unsigned", "long long", "unsigned long long", "double"
 Row = tuple[str, str, int]  # name, C type, count (0: not an array)
@@ -101,6 +108,17 @@ GPU: tuple[Row, ...] = (
     ("remap_failed", UINT, 0),
     ("process_count", UINT, 0),
     ("pids", UINT, MAX_PROCESSES),
+    ("process_layout", INT, 0),  # 1: the third version's records are 8 bytes longer than the header says
+    ("pci_domain", UINT, 0),
+    ("pci_bus", UINT, 0),
+    ("pci_device", UINT, 0),
+    ("persistence", UINT, 0),
+    ("module_average_mw", UINT, 0),  # fields 185 and 186 of scope 1; 0 for none
+    ("module_instant_mw", UINT, 0),
+    ("mig_mode", UINT, 0),
+    ("mig_room", UINT, 0),  # how many instances the card could have
+    ("mig_first", INT, 0),  # its instances are the gpu[] from here; a gap where gpu_instance is NO_INSTANCE
+    ("gpu_instance", UINT, 0),
     ("gpm_supported", UINT, 0),
     ("gpm_sm", DOUBLE, 0),
     ("gpm_tensor", DOUBLE, 0),
@@ -114,6 +132,7 @@ GPU: tuple[Row, ...] = (
 
 HEAD: tuple[Row, ...] = (
     ("driver_version", INT, 0),
+    ("driver_text", "char", 80),
     ("init_code", INT, 0),
     ("init_hang", INT, 0),
     ("init_calls", ULONG, 0),
@@ -163,6 +182,7 @@ def header() -> str:
         "MAX_PROCESSES": MAX_PROCESSES,
         "HANG_UNINTERRUPTIBLE": UNINTERRUPTIBLE,
         "EVERY_FEATURE": EVERY_FEATURE,
+        "NO_INSTANCE": f"{NO_INSTANCE}u",
     }
     defines = "".join(f"#define {name} ({value})\n" for name, value in limits.items())
     features = "".join(f"#define F_{name.upper()} ({number})\n" for number, name in enumerate(FEATURES))

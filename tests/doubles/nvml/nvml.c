@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <signal.h>
@@ -17,7 +18,7 @@
 #include "state.h"
 
 enum {
-  OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
+  OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
   LIB_RM_VERSION_MISMATCH = 18, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999,
 };
 
@@ -115,6 +116,69 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
   return OK;
 }
 
+EXPORT int nvmlSystemGetDriverVersion(char *out, unsigned length) {
+  if (!state || !initialised()) return UNINITIALIZED;
+  if (strlen(state->driver_text) >= length) return INSUFFICIENT_SIZE;
+  strcpy(out, state->driver_text);
+  return OK;
+}
+
+typedef struct {
+  char legacy[16];
+  unsigned domain, bus, device, id, subsystem;
+  char bus_id[32];
+} PciInfo;
+
+EXPORT int nvmlDeviceGetPciInfo_v3(Device *device, PciInfo *out) {
+  ENTER(F_PCI);
+  *out = (PciInfo){.domain = gpu->pci_domain, .bus = gpu->pci_bus, .device = gpu->pci_device};
+  snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", out->domain, out->bus, out->device);
+  return OK;
+}
+
+/* a MIG instance is one of the states after the GPUs', and has a handle of its own */
+static int parent_of(int index) {
+  for (int i = 0; i < state->gpu_count; i++) {
+    int first = state->gpu[i].mig_first;
+    if (first && first <= index && index < first + (int)state->gpu[i].mig_room) return i;
+  }
+  return index;
+}
+
+EXPORT int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
+  ENTER(F_MIG_MODE);
+  *current = *pending = gpu->mig_mode;
+  return OK;
+}
+
+EXPORT int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *out) {
+  ENTER(F_MIG_MODE);
+  *out = gpu->mig_room;
+  return OK;
+}
+
+EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device **out) {
+  ENTER(F_MIG_HANDLE);
+  if (index >= gpu->mig_room) return INVALID_ARGUMENT;
+  int slot = gpu->mig_first + (int)index;
+  if (state->gpu[slot].gpu_instance == NO_INSTANCE) return NOT_FOUND;
+  devices[slot] = (Device){slot, generation};
+  *out = &devices[slot];
+  return OK;
+}
+
+EXPORT int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *out) {
+  ENTER(F_GPU_INSTANCE);
+  *out = gpu->gpu_instance;
+  return OK;
+}
+
+EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device *device, Device **out) {
+  ENTER(F_HANDLE);
+  *out = &devices[parent_of(device->index)];
+  return OK;
+}
+
 EXPORT int nvmlDeviceGetUUID(Device *device, char *out, unsigned length) {
   ENTER(F_UUID);
   if (strlen(gpu->uuid) >= length) return INSUFFICIENT_SIZE;
@@ -137,6 +201,7 @@ EXPORT int nvmlDeviceGetName(Device *device, char *out, unsigned length) {
   }
 
 NUMBER(nvmlDeviceGetBrand, F_BRAND, int, gpu->brand)
+NUMBER(nvmlDeviceGetPersistenceMode, F_PERSISTENCE, unsigned, gpu->persistence)
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, F_EVENT_REASONS, unsigned long long, gpu->reasons)
 NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, F_THROTTLE_REASONS, unsigned long long, gpu->reasons)
 NUMBER(nvmlDeviceGetPerformanceState, F_PSTATE, unsigned, gpu->pstate)
@@ -274,8 +339,16 @@ static int processes(GpuState *gpu, unsigned *count, Process *out) {
   return OK;
 }
 
+typedef struct { Process process; unsigned long long more; } LongerProcess;
+
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Process *out) {
   ENTER(F_PROCESSES_V3);
+  if (gpu->process_layout == 1 && out && *count * sizeof(Process) >= gpu->process_count * sizeof(LongerProcess)) {
+    *count = gpu->process_count;
+    for (unsigned i = 0; i < gpu->process_count; i++)
+      ((LongerProcess *)(void *)out)[i] = (LongerProcess){{gpu->pids[i], 1ULL << 30, ~0U, ~0U}, 0};
+    return OK;
+  }
   return processes(gpu, count, out);
 }
 
@@ -300,6 +373,12 @@ EXPORT int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *value
     FieldValue *value = &values[i];
     if (value->id >= MAX_FIELDS) {
       value->code = INVALID_ARGUMENT;
+      continue;
+    }
+    if (value->scope == 1) {
+      value->bits = value->id == 185 ? gpu->module_average_mw : value->id == 186 ? gpu->module_instant_mw : 0;
+      value->code = value->bits ? OK : NOT_SUPPORTED;
+      value->type = 1;
       continue;
     }
     value->code = gpu->field_code[value->id];
@@ -340,7 +419,7 @@ EXPORT int nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned timeout_m
     while (set->next < state->xid_head) {
       unsigned slot = (unsigned)(set->next++ % MAX_XIDS);
       int index = state->xid_gpu[slot];
-      if (!set->registered[index]) continue;
+      if (!set->registered[parent_of(index)]) continue;
       *out = (EventData){&devices[index], state->xid_type[slot], state->xid_code[slot], ~0U, ~0U};
       return OK;
     }
@@ -380,6 +459,17 @@ EXPORT int nvmlGpmSampleGet(Device *device, GpmSample *sample) {
   ENTER(F_GPM_SAMPLE);
   *sample = (GpmSample){device->index, 1, seconds(), gpu->gpm_sm, gpu->gpm_tensor, gpu->gpm_dram};
   return OK;
+}
+
+EXPORT int nvmlGpmMigSampleGet(Device *device, unsigned instance, GpmSample *sample) {
+  ENTER(F_GPM_MIG_SAMPLE);
+  for (unsigned i = 0; i < gpu->mig_room; i++) {
+    GpuState *part = &state->gpu[gpu->mig_first + (int)i];
+    if (part->gpu_instance != instance) continue;
+    *sample = (GpmSample){gpu->mig_first + (int)i, 1, seconds(), part->gpm_sm, part->gpm_tensor, part->gpm_dram};
+    return OK;
+  }
+  return INVALID_ARGUMENT;
 }
 
 typedef struct {

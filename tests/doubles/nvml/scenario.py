@@ -7,7 +7,7 @@ import mmap
 import struct
 from pathlib import Path
 
-from tests.doubles.nvml.layout import EVERY_FEATURE, FEATURES, MAX_FIELDS, MAX_XIDS, SLEEP, GpuState, State
+from tests.doubles.nvml.layout import EVERY_FEATURE, FEATURES, MAX_FIELDS, MAX_XIDS, NO_INSTANCE, SLEEP, GpuState, State
 
 NOT_SUPPORTED = 3
 DOUBLE, UINT, ULONG, ULLONG, LLONG, SINT, USHORT = range(7)  # nvmlValueType_t
@@ -24,6 +24,7 @@ class Scenario:
             self._memory = mmap.mmap(file.fileno(), 0)
         self.state = State.from_buffer(self._memory)
         self.state.driver_version = 1
+        self.state.driver_text = b"570.124.06"
         self.state.pcie_sleep_us = 20000
         for gpu in self.state.gpu:
             gpu.hang_feature = EVERY_FEATURE
@@ -93,6 +94,7 @@ def add_hopper(scenario: Scenario, index: int, uuid: str = "GPU-5c0a1e77-0001") 
     gpu.pcie_tx_kib, gpu.pcie_rx_kib, gpu.pcie_replays = 1111, 2222, 7
     gpu.ecc_corrected, gpu.ecc_uncorrected = 31, 2
     gpu.remap_corrected, gpu.remap_uncorrected, gpu.remap_pending, gpu.remap_failed = 5, 6, 1, 0
+    gpu.pci_domain, gpu.pci_bus, gpu.pci_device, gpu.persistence = 8, 1, 0, 1
     gpu.process_count = 2
     gpu.pids[0], gpu.pids[1] = 4242, 4141
     gpu.gpm_supported, gpu.gpm_sm, gpu.gpm_tensor, gpu.gpm_dram = 1, 92.5, 11.25, 67.125
@@ -104,6 +106,7 @@ def add_hopper(scenario: Scenario, index: int, uuid: str = "GPU-5c0a1e77-0001") 
         189: 700_000,
         190: 650_000,
         192: 680_000,
+        230: 1,
     }.items():
         scenario.field(index, fid, value, UINT)
     for fid, value in {
@@ -140,10 +143,13 @@ def add_ampere(scenario: Scenario, index: int, uuid: str = "GPU-a9d3f210-0002") 
     gpu.pcie_tx_kib, gpu.pcie_rx_kib, gpu.pcie_replays = 3000, 5000, 19
     gpu.ecc_corrected, gpu.ecc_uncorrected = 1001, 4
     gpu.remap_corrected, gpu.remap_uncorrected, gpu.remap_pending, gpu.remap_failed = 8, 1, 0, 1
+    gpu.pci_domain, gpu.pci_bus, gpu.pci_device, gpu.persistence = 9, 1, 0, 1
     gpu.process_count = 1
     gpu.pids[0] = 777
     gpu.fan = 64
     scenario.field(index, 82, 71, UINT)
+    scenario.field(index, 230, 2, UINT)
+    scenario.field(index, 186, 187_500, UINT)
     for fid, value in {
         74: 1_000_000_001,
         76: 2_000_000_002,
@@ -152,6 +158,29 @@ def add_ampere(scenario: Scenario, index: int, uuid: str = "GPU-a9d3f210-0002") 
         271: 5_000_000_005,
     }.items():
         scenario.field(index, fid, value, ULLONG)
+
+
+def add_mig(scenario: Scenario, index: int, first: int = 8) -> None:
+    """MIG on a GPU: two instances that differ in every field, and a gap between them. The whole card tells its use no more."""
+    gpu = scenario.gpu(index)
+    gpu.mig_mode, gpu.mig_room, gpu.mig_first = 1, 3, first
+    scenario.refuse(index, "utilization", "remapped_rows")
+    scenario.gpu(first + 1).gpu_instance = NO_INSTANCE
+    for slot, number, uuid, profile in ((first, 1, b"aaaa", b"3g.40gb"), (first + 2, 5, b"bbbb", b"1g.10gb")):
+        part = scenario.gpu(slot)
+        part.uuid, part.name = b"MIG-7d20f1c4-" + uuid, b"NVIDIA H100 80GB HBM3 MIG " + profile
+        part.gpu_instance = number
+        part.mem_total, part.mem_reserved, part.mem_used = number * 8 * 2**30, number * 2**20, number * 3 * 2**30
+        part.process_count = number
+        for position in range(number):
+            part.pids[position] = 9000 + 10 * number + position
+        part.gpm_supported, part.gpm_sm, part.gpm_tensor, part.gpm_dram = (
+            1,
+            10.5 + number,
+            20.25 + number,
+            30.75 + number,
+        )
+        scenario.refuse(slot, "mig_mode", "pci", "temperature", "temperature_v", "power_usage", "gpm_sample")
 
 
 def two_gpus(path: Path) -> Scenario:
