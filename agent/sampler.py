@@ -20,6 +20,7 @@ from agent.collectors.engine import EngineCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.interface import Collector, Tags, Tick
 from agent.collectors.nvidia import gpu_collector
+from agent.collectors.pdu import PduCollector
 from agent.collectors.rapl import RaplCollector
 from agent.merge import merged
 from agent.nvml.timing import ReaderTiming, kept_s
@@ -42,6 +43,7 @@ COLLECTORS: Mapping[str, Factory] = {
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "rapl": lambda _settings, tags, _memory: RaplCollector(tags),
     "clock": lambda _settings, tags, _memory: ClockOffsetCollector(tags),
+    "pdu": lambda settings, tags, _memory: PduCollector.of(settings, tags),
     "engine": lambda settings, tags, memory: EngineCollector.of(settings, tags, memory),
     "bmc": lambda settings, tags, _memory: bmc.BmcCollector.of(settings, tags),
 }
@@ -58,6 +60,8 @@ def slow_measurements(settings: AgentSettings) -> dict[str, float]:
     kept: dict[str, float] = {}
     if settings.bmc is not None:
         kept |= dict.fromkeys(bmc.MEASUREMENTS, bmc.KEPT_PERIODS * settings.bmc.every_s)
+    if settings.pdus:
+        kept["circuit"] = bmc.KEPT_PERIODS * max(pdu.every_s for pdu in settings.pdus)
     return kept
 
 

@@ -107,8 +107,9 @@ PDU_KINDS = ("auto", "apc", "servertech", "raritan")
 class PduTarget:
     """One power distribution unit, read over SNMP: v2c with `community`, or v3 where `user` is given.
 
-    `circuit` is the tag of its samples. `rating_a` is the breaker's rating, for PDUs that don't tell it; the load is judged
-    against 80 % of it. ValueError names what is wrong.
+    `circuit` is the tag of its samples. `rating_a` is the breaker's rating: it goes before what the PDU says of itself, which may
+    be derated already; the load is judged against 80 % of it. `voltage_v` is for PDUs that don't measure it.
+    ValueError names what is wrong.
     """
 
     name: str
