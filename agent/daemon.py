@@ -20,7 +20,7 @@ from agent.engine_status import EngineStatus
 from agent.hosting import Hosting
 from agent.latest import LatestSamples
 from agent.retention import Retention, keeps_itself
-from agent.sampler import SLOW_FIELDS, Sampler, Storage, collectors, slow_measurements
+from agent.sampler import SLOW_FIELDS, SLOW_SOURCES, Sampler, Storage, collectors, slow_measurements
 from agent.settings import AgentSettings, EngineTarget
 from agent.spool import Spool, SpoolError
 from telemetry.messages import say
@@ -71,7 +71,7 @@ def once(settings: AgentSettings) -> list[Sample]:
         language=settings.language,
     )
     try:
-        latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings))
+        latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings), SLOW_SOURCES)
         began_s = time.monotonic()
         latest.publish(sampler.tick(), 0.0)
         events: list[Sample] = []
@@ -94,7 +94,7 @@ class Agent:
         self._clock = SystemClock()
         self._open_state_folder()
         self._check_store()
-        self._latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings))
+        self._latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings), SLOW_SOURCES)
         self._watchdog = _watchdog_is_wanted(os.environ)
         self._said = ""
         try:

@@ -57,6 +57,7 @@ class Exposition:
     without_value: int = 0
     outdated: int = 0
     over_limit: int = 0  # samples beyond SAMPLE_LIMIT
+    stamps_ms: dict[str, dict[Labels, float]] = field(default_factory=dict)  # of the series that carry a timestamp
 
     def value(self, name: str) -> float | None:
         """The value of a family that has exactly one series."""
@@ -141,6 +142,8 @@ class Reader:
             self._read.outdated += 1
         else:
             self._keep(name.group(), labels, value)
+            if len(words) == 2:
+                self._read.stamps_ms.setdefault(name.group(), {})[labels] = _stamp_ms(words[1])
         return True
 
     def _keep(self, name: str, labels: Labels, value: float) -> None:
@@ -243,7 +246,10 @@ def _value(word: str) -> float | None:
     return math.nan if _NO_NUMBER.fullmatch(word) else None
 
 
-def _is_of_now(word: str, now_ms: int) -> bool:
+def _stamp_ms(word: str) -> float:
     """The text format's timestamps are milliseconds; a value with a fraction is OpenMetrics' seconds."""
-    stamp_ms = float(word) * 1000 if "." in word else int(word)
-    return abs(stamp_ms - now_ms) <= TIMESTAMP_WINDOW_MS
+    return float(word) * 1000 if "." in word else float(word)
+
+
+def _is_of_now(word: str, now_ms: int) -> bool:
+    return abs(_stamp_ms(word) - now_ms) <= TIMESTAMP_WINDOW_MS

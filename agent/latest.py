@@ -21,7 +21,8 @@ class LatestSamples:
 
     `slow` names the fields, by measurement, that are not in every sample of a series, and for how many seconds the last value of
     each stands: it is shown with the newest sample, unless a `state` since then says that the device is out. `slow_measurements`
-    names those that come as a whole less often than once a tick, and for how many seconds a sample of theirs stands.
+    names those that come as a whole less often than once a tick, and for how many seconds a sample of theirs stands; `slow_sources`
+    does so for the sources (a sample's field `source`) that speak of a measurement which others read at every tick.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class LatestSamples:
         interval_s: float,
         slow: Mapping[str, Mapping[str, float]] | None = None,
         slow_measurements: Mapping[str, float] | None = None,
+        slow_sources: Mapping[str, float] | None = None,
     ) -> None:
         self._keep_s = STALE_AFTER_INTERVALS * interval_s
         self._slow = slow or {}
         self._slow_measurements = slow_measurements or {}
+        self._slow_sources = slow_sources or {}
         self._held: dict[Key, dict[str, tuple[float, Value]]] = {}
         self._lock = threading.Lock()
         self._newest: dict[Key, tuple[float, Sample]] = {}
@@ -45,7 +48,7 @@ class LatestSamples:
                     if key in self._newest or len(self._newest) < SERIES_LIMIT:
                         self._newest[key] = (monotonic_s, sample)
                         self._hold(key, sample, monotonic_s)
-            for key in [key for key, (then_s, _) in self._newest.items() if self._is_stale(key, then_s, monotonic_s)]:
+            for key in [key for key, entry in self._newest.items() if self._is_stale(*entry, monotonic_s)]:
                 del self._newest[key]
                 self._held.pop(key, None)
 
@@ -56,11 +59,13 @@ class LatestSamples:
             return [
                 self._with_held(key, sample, monotonic_s)
                 for key, (then_s, sample) in entries
-                if not self._is_stale(key, then_s, monotonic_s)
+                if not self._is_stale(then_s, sample, monotonic_s)
             ]
 
-    def _is_stale(self, key: Key, then_s: float, monotonic_s: float) -> bool:
-        return monotonic_s - then_s > max(self._keep_s, self._slow_measurements.get(key[0], 0.0))
+    def _is_stale(self, then_s: float, sample: Sample, now_s: float) -> bool:
+        by_measurement_s = self._slow_measurements.get(sample.measurement, 0.0)
+        by_source_s = self._slow_sources.get(str(sample.fields.get("source", "")), 0.0)
+        return now_s - then_s > max(self._keep_s, by_measurement_s, by_source_s)
 
     def _hold(self, key: Key, sample: Sample, monotonic_s: float) -> None:
         slow = self._slow.get(sample.measurement)

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 
 from agent.clock import Clock, StepDetector, SystemClock, read_together
-from agent.collectors import bmc
+from agent.collectors import bmc, dcgm, exporter
 from agent.collectors.clock_offset import EVERY_S as CLOCK_OFFSET_EVERY_S
 from agent.collectors.clock_offset import ClockOffsetCollector
 from agent.collectors.engine import EngineCollector
 from agent.collectors.host import HostCollector
-from agent.collectors.interface import Collector, Tags, Tick
+from agent.collectors.interface import Beside, Collector, Tags, Tick
 from agent.collectors.nvidia import gpu_collector
 from agent.collectors.pdu import PduCollector
 from agent.collectors.rapl import RaplCollector
@@ -40,6 +40,7 @@ from run to run; None when it may not.
 COLLECTORS: Mapping[str, Factory] = {
     # one line a source (where two speak of one thing, the earlier line's word stands)
     "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s) if settings.nvml else None,
+    "dcgm": lambda settings, tags, _memory: dcgm.DcgmCollector.of(settings, tags),
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "rapl": lambda _settings, tags, _memory: RaplCollector(tags),
     "clock": lambda _settings, tags, _memory: ClockOffsetCollector(tags),
@@ -49,7 +50,7 @@ COLLECTORS: Mapping[str, Factory] = {
 }
 
 SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
-    "gpu": kept_s(ReaderTiming()),
+    "gpu": {**kept_s(ReaderTiming()), **dcgm.KEPT},
     "host": {"clock_offset_s": 2.5 * CLOCK_OFFSET_EVERY_S},
 }
 """The fields that a collector doesn't read at every tick, and for how many seconds their last value stands."""
@@ -62,7 +63,13 @@ def slow_measurements(settings: AgentSettings) -> dict[str, float]:
         kept |= dict.fromkeys(bmc.MEASUREMENTS, bmc.KEPT_PERIODS * settings.bmc.every_s)
     if settings.pdus:
         kept["circuit"] = bmc.KEPT_PERIODS * max(pdu.every_s for pdu in settings.pdus)
+    if settings.dcgm_url:
+        kept["mig"] = exporter.KEPT_S
     return kept
+
+
+SLOW_SOURCES: Mapping[str, float] = dict.fromkeys(("dcgm", "ascend"), exporter.KEPT_S)
+"""The sources (field `source`) that don't speak in every tick, and for how many seconds their last sample stands."""
 
 
 ANSWER_WITHIN_INTERVALS = 0.9
@@ -78,7 +85,11 @@ LOG_EVERY_S = 60.0
 def collectors(settings: AgentSettings, memory: Path | None) -> list[Collector]:
     """The sources that this host has."""
     made = (create(settings, settings.tags, memory) for create in COLLECTORS.values())
-    return [collector for collector in made if collector is not None]
+    found = [collector for collector in made if collector is not None]
+    for collector in found:
+        if isinstance(collector, Beside):
+            collector.beside(found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,8 @@ GPU = _measurement(
         sm_active_pct | SM active | SM 活跃率
         dram_active_pct | DRAM active | DRAM 活跃率
         tensor_active_pct | tensor active | 张量核活跃率
+        gr_active_pct | compute engine active | 计算引擎活跃率
+        aicore_util_pct | AI Core utilisation | AI Core 利用率
         mem_used_bytes | GPU memory used | 显存已用
         mem_total_bytes | GPU memory total | 显存总量
         temp_c | GPU temperature | GPU 温度
@@ -152,6 +154,8 @@ GPU = _measurement(
         fan_pct | fan | 风扇
         pcie_rx_bytes_s | PCIe receive | PCIe 接收
         pcie_tx_bytes_s | PCIe transmit | PCIe 发送
+        nvlink_rx_bytes_s | NVLink receive | NVLink 接收
+        nvlink_tx_bytes_s | NVLink transmit | NVLink 发送
     """),
     _states("""
         pstate | performance state | 性能状态
@@ -164,6 +168,8 @@ GPU = _measurement(
         remap_pending | row remap pending | 行重映射待生效
         remap_failed | row remap failed | 行重映射失败
         recovery_action | recovery action that the driver asks for | 驱动要求的恢复动作
+        healthy | healthy by its own word | 自述健康
+        link_up | network port up | 网口已连接
     """),
     _masks("throttle_reasons | throttle reasons | 降频原因"),
     _second_counters("""
@@ -173,6 +179,7 @@ GPU = _measurement(
         throttle_hw_thermal_s | time in hardware thermal slowdown | 硬件过热降频时长
         throttle_hw_power_brake_s | time in power brake | 电源制动时长
         throttle_sync_boost_s | time held by sync boost | 同步升频限制时长
+        throttle_thermal_s | time in thermal slowdown, software or hardware | 过热降频时长(软件或硬件)
     """),
     _counters("""
         pcie_replays_total | PCIe replays | PCIe 重传
@@ -203,13 +210,15 @@ MIG = _measurement(
         sm_active_pct | SM active | SM 活跃率
         dram_active_pct | DRAM active | DRAM 活跃率
         tensor_active_pct | tensor active | 张量核活跃率
+        gr_active_pct | compute engine active | 计算引擎活跃率
         mem_used_bytes | memory used | 显存已用
         mem_total_bytes | memory total | 显存总量
     """),
     _states("processes | compute processes | 计算进程数"),
     _texts("profile | profile | 规格"),
 )
-"""`gpu` and `uuid` are the physical GPU's, `mig` the instance's own uuid. Power, clocks and temperature exist only for the whole GPU."""
+"""`gpu` and `uuid` are the physical GPU's, `mig` the instance's own uuid, or "UUID/N" for instance N of an exporter that doesn't
+tell it. Power, clocks and temperature exist only for the whole GPU."""
 
 ENGINE = _measurement(
     "engine",
@@ -385,7 +394,7 @@ EVENT = _measurement(
     _states("code | code | 代码"),
 )
 
-EVENT_KINDS = ("xid", "deploy", "config", "restart", "oom", "clock_step", "bmc", "gpu_lost")
+EVENT_KINDS = ("xid", "deploy", "config", "restart", "oom", "clock_step", "bmc", "gpu_lost", "gpu_fault")
 
 PAIR = _measurement(
     "pair",

@@ -101,5 +101,21 @@ class ListsGpuProcesses(Protocol):
     gpu_processes: Sequence[GpuProcesses]
 
 
+@runtime_checkable
+class KnowsDevices(Protocol):
+    """A collector that reads devices itself, and so has the say on their state."""
+
+    def knows(self, uuid: str) -> bool:
+        """Whether it has ever seen the device."""
+        ...
+
+
+@runtime_checkable
+class Beside(Protocol):
+    """A collector that must know the others, since one of them may speak of the same devices."""
+
+    def beside(self, others: Sequence[Collector]) -> None: ...
+
+
 Tags = Mapping[str, str]
 """The tags of this host (node and, where configured, rack, circuit, cluster); each collector adds its own to them."""

@@ -84,6 +84,9 @@ class GpuCollector:
         """Of the process that talks to the driver; None between two of them."""
         return self._process.pid
 
+    def knows(self, uuid: str) -> bool:
+        return self._roster.find(uuid) is not None
+
     def collect(self, tick: Tick) -> Sequence[Sample]:
         """Never waits longer than `Patience.answer_s`; never raises for a driver, a GPU or a reader that is out."""
         with self._turn:

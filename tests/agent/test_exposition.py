@@ -222,3 +222,9 @@ def test_an_endless_raw_body_ends_at_the_limit() -> None:
 def test_a_broken_or_unknown_encoding_is_named(body: bytes, encoding: str) -> None:
     with pytest.raises(Unreadable, match=r"gzip|not supported"):
         list(inflate([body], encoding))
+
+
+def test_the_timestamp_of_a_sample_is_kept_in_milliseconds() -> None:
+    now_ms = 1_796_000_000_000
+    read = parse(f'a{{i="1"}} 5 {now_ms - 7000}\na{{i="2"}} 6\nb 7 {now_ms / 1000 - 2.5}\n', now_ms)
+    assert read.stamps_ms == {"a": {(("i", "1"),): now_ms - 7000}, "b": {(): now_ms - 2500}}
