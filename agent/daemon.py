@@ -122,6 +122,8 @@ class Agent:
         )
         sources = collectors(settings, settings.state_dir)
         self._engines = next((source for source in sources if isinstance(source, EngineCollector)), None)
+        if self._engines is not None:
+            self._engines.ownership.sources.hosted = self._hosting.pids
         self._sampler = Sampler(
             [*sources, self._hosting],
             settings.tags,

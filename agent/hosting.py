@@ -273,6 +273,10 @@ class Hosting:
     def statuses(self) -> Mapping[str, EngineStatus]:
         return {name: engine.status for name, engine in self._engines.items()}
 
+    def pids(self) -> Mapping[str, int]:
+        """The processes that run now, by engine."""
+        return {name: pid for name, engine in self._engines.items() if (pid := engine.status.pid) is not None}
+
     def stop(self, grace_s: float = 3.0) -> None:
         """Ask all engines at once; SIGKILL to those that are still there after `grace_s`."""
         for engine in self._engines.values():

@@ -13,7 +13,8 @@ from agent.collectors.dialects.registry import detect
 from agent.collectors.engine_identity import Change, Identities
 from agent.collectors.engine_readings import EngineReadings, Incarnation, config_hash, version
 from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape
-from agent.collectors.interface import Tags, Tick
+from agent.collectors.interface import Collector, ListsGpuProcesses, Tags, Tick
+from agent.engine_ownership import EngineOwnership
 from agent.engine_status import EngineStatus
 from agent.settings import AgentSettings, EngineTarget
 from agent.worker import Late, Worker
@@ -146,10 +147,12 @@ class EngineCollector:
         deadline_s: float = DEADLINE_S,
         identities: Path | None = None,
         language: str = "en",
+        ownership: EngineOwnership | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.errors = 0
         self.late = 0
+        self.ownership = ownership or EngineOwnership(targets, monotonic=monotonic)
         self._tags = dict(tags)
         self._interval_s = interval_s
         self._wait_s = 0.8 * min(1.0, interval_s) if wait_s is None else wait_s
@@ -169,10 +172,15 @@ class EngineCollector:
             language=settings.language,
         )
 
+    def beside(self, others: Sequence[Collector]) -> None:
+        """Which processes use which GPUs is what the collectors of GPUs know."""
+        self.ownership.sources.gpus = [source for source in others if isinstance(source, ListsGpuProcesses)]
+
     def collect(self, tick: Tick) -> Sequence[Sample]:
+        self.ownership.begin(tick)
         asked = [(engine, self._ask(engine, tick)) for engine in self._engines]
         give_up_s = time.monotonic() + self._wait_s
-        samples: list[Sample] = []
+        visits: list[tuple[Watched, Visit | None]] = []
         for engine, started in asked:
             try:
                 # a visit still under way from an earlier tick is not waited for again
@@ -183,6 +191,10 @@ class EngineCollector:
                 self.errors += 1
                 log.exception("engine %s: the visit failed", engine.target.name)
                 visit = None
+            visits.append((engine, visit))
+        self.ownership.settle(tick, give_up_s - time.monotonic())
+        samples: list[Sample] = []
+        for engine, visit in visits:
             samples += self._with_answer(engine, visit, tick) if visit else self._without_answer(engine, tick)
         return samples
 
@@ -192,6 +204,7 @@ class EngineCollector:
     def close(self) -> None:
         for engine in self._engines:
             engine.worker.close()
+        self.ownership.close()
 
     def _ask(self, engine: Watched, tick: Tick) -> bool:
         """Start this tick's visit; False while an earlier one is under way. One that came late only tells how the engine is."""
@@ -219,6 +232,8 @@ class EngineCollector:
             said = {name: text for name, text in said.items() if text}
             fields |= said
             events = self._changes(engine, said, tick)
+            if engine.readings.restarts > restarts:
+                self.ownership.look_again()
             if engine.readings.restarts > restarts and engine.target.command is None:
                 text = say("agent.event.restarted", self._language, engine=engine.target.name)
                 events.append(self._event("restart", engine, text, tick))
@@ -244,7 +259,7 @@ class EngineCollector:
         if scrape.outcome in (Outcome.TIMEOUT, Outcome.BAD):
             self.errors += 1
         engine.answered_s = scrape.received_s
-        engine.up = 0
+        was_up, engine.up = engine.up, 0
         engine.starting = 0
         status = EngineStatus(engine.target.name, engine.target.base_url, "down")
         if scrape.outcome is Outcome.REFUSED:
@@ -267,6 +282,8 @@ class EngineCollector:
             key = "slow" if scrape.outcome is Outcome.TIMEOUT else "unusable"
             problem = say(f"agent.engine.{key}", self._language, reason=scrape.reason or f"HTTP {scrape.status}")
             engine.status = replace(status, problem=problem)
+        if engine.up != was_up:
+            self.ownership.look_again()
 
     def _metrics_off(self, visit: Visit) -> str:
         key = f"metrics_off_{visit.kind}" if visit.kind in ("vllm", "sglang", "llamacpp") else "metrics_off"
@@ -282,10 +299,12 @@ class EngineCollector:
         if engine.read_s is not None:
             reported_s = engine.readings.reported_age_s if engine.readings else 0.0
             fields["stats_age_s"] = max(0.0, self._monotonic() - engine.read_s) + reported_s
+        fields |= self.ownership.fields(engine.target.name, tick)
         return [Sample("engine", self._engine_tags(engine), fields, tick.time_ns)] if fields else []
 
     def _engine_tags(self, engine: Watched) -> dict[str, str]:
-        own = {"engine": engine.target.name, "kind": engine.kind, "model": engine.model, "gpus": engine.target.gpus}
+        gpus = self.ownership.tag(engine.target.name)
+        own = {"engine": engine.target.name, "kind": engine.kind, "model": engine.model, "gpus": gpus}
         return {**self._tags, **{name: printable(value) for name, value in own.items() if value}}
 
     def _changes(self, engine: Watched, said: dict[str, str], tick: Tick) -> list[Sample]:

@@ -14,6 +14,8 @@ import pytest
 from agent.collectors import engine as engine_module
 from agent.collectors.engine import EngineCollector
 from agent.collectors.interface import Tick
+from agent.engine_ownership import EngineOwnership
+from agent.process_table import ProcessTable
 from agent.settings import EngineTarget
 from telemetry.catalogue import check
 from telemetry.sample import Sample
@@ -37,6 +39,7 @@ class Ticks:
 
     def __init__(self, *urls: str, wait_s: float = PATIENT_S, deadline_s: float = 2.0, **how: object) -> None:
         targets = [EngineTarget(f"chat-{letter}", url) for letter, url in zip("abcdef", urls, strict=False)]
+        how.setdefault("ownership", EngineOwnership(targets, ProcessTable("/no/processes")))
         self.collector = EngineCollector(TAGS, targets, wait_s=wait_s, deadline_s=deadline_s, **how)  # type: ignore[arg-type]
         self._numbers = itertools.count(1)
 
@@ -84,7 +87,7 @@ def test_a_configured_kind_and_gpus_are_tags_even_before_anything_answers() -> N
     target = EngineTarget("chat", nothing_listens(), kind="vllm", gpus="0+1")
     (sample,) = EngineCollector(TAGS, [target], wait_s=PATIENT_S).collect(Tick(1, NOW_NS, time.monotonic()))
     assert dict(sample.tags) == {"node": "n1", "engine": "chat", "kind": "vllm", "gpus": "0+1"}
-    assert dict(sample.fields) == {"up": 0, "starting": 0}
+    assert dict(sample.fields) == {"up": 0, "starting": 0, "gpus_mapping": "manual", "gpus_confidence": 1.0}
 
 
 def test_a_pasted_metrics_path_is_the_same_engine(server: EngineEndpoint) -> None:
