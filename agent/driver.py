@@ -23,9 +23,10 @@ ABSENT = GPU_STATES.index("absent")
 class DriverCodes:
     """A vendor's status numbers for those who know no vendor.
 
-    library: its name in log lines. timeout: of an enumerated GPU that hasn't been attached yet, or doesn't answer. missing: of one that is
-    enumerated no more. gone: the connection is void. stale: only a new process can connect again; None when that never helps.
-    quiet: there is no driver on this host, which is nothing to complain of.
+    library: its name in log lines. timeout: of an enumerated GPU that hasn't been attached yet, or doesn't answer.
+    missing: of one that is enumerated no more. gone: the connection is void. stale: only a new process can connect again; None
+    when that never helps. stale_remedy: what the host's operator does about it. quiet: there is no driver on this host, which is
+    nothing to complain of.
     """
 
     library: str
@@ -33,6 +34,7 @@ class DriverCodes:
     missing: int
     gone: int
     stale: int | None
+    stale_remedy: str
     quiet: frozenset[int]
     state_of: Callable[[int], int]
     name_of: Callable[[int], str]

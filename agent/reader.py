@@ -61,9 +61,10 @@ class Reader:
     def _plan(self, number: int) -> Iterable[Job]:
         if self._is_opening_due() and not self.crew.stuck(but="plan"):
             self._open()
-            attaching = [Job(f"gpu {row.index}", self._attaching(row.index)) for row in self._session.rows]
-            return [*attaching, Job("inventory", lambda: self._sweep(number))]
-        return self._sweep(number)
+        # also those that an earlier tick didn't get to, as when one before them hangs
+        rows = [row for row in self._session.rows if row.code == self._session.codes.timeout]
+        attaching = [Job(f"gpu {row.index}", self._attaching(row.index)) for row in rows]
+        return [*attaching, Job("inventory", lambda: self._sweep(number))]
 
     def _sweep(self, number: int) -> Iterable[Job]:
         rows = list(self._session.rows)

@@ -14,6 +14,7 @@ import psutil
 
 from agent.clock import Clock, StepDetector, SystemClock, read_together
 from agent.collectors import bmc, dcgm, exporter
+from agent.collectors.amd import amd_collector
 from agent.collectors.clock_offset import EVERY_S as CLOCK_OFFSET_EVERY_S
 from agent.collectors.clock_offset import ClockOffsetCollector
 from agent.collectors.engine import EngineCollector
@@ -41,6 +42,7 @@ COLLECTORS: Mapping[str, Factory] = {
     # one line a source (where two speak of one thing, the earlier line's word stands)
     "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s) if settings.nvml else None,
     "dcgm": lambda settings, tags, _memory: dcgm.DcgmCollector.of(settings, tags),
+    "amd": lambda settings, tags, _memory: amd_collector(tags, settings.interval_s) if settings.amd else None,
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "rapl": lambda _settings, tags, _memory: RaplCollector(tags),
     "clock": lambda _settings, tags, _memory: ClockOffsetCollector(tags),

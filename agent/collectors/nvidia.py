@@ -198,7 +198,7 @@ class GpuCollector:
 
     def _hear_driver(self, code: int) -> None:
         if code == self.driver.stale:
-            self._complain(f"no GPU readings: {self.driver.name_of(code)}; reload the driver or reboot")
+            self._complain(f"no GPU readings: {self.driver.name_of(code)}; {self.driver.stale_remedy}")
         elif code != SUCCESS and code not in self.driver.quiet:
             self._complain(f"no GPU readings: {self.driver.name_of(code)}")
         self._driver = code

@@ -100,6 +100,7 @@ CODES = DriverCodes(
     missing=GPU_NOT_FOUND,
     gone=UNINITIALIZED,
     stale=LIB_RM_VERSION_MISMATCH,
+    stale_remedy="reload the driver or reboot",
     quiet=frozenset({DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}),
     state_of=state_of,
     name_of=name_of,
