@@ -15,6 +15,7 @@ import psutil
 from agent.clock import Clock, StepDetector, SystemClock, read_together
 from agent.collectors import bmc, dcgm, exporter
 from agent.collectors.amd import amd_collector
+from agent.collectors.ascend import AscendCollector
 from agent.collectors.clock_offset import EVERY_S as CLOCK_OFFSET_EVERY_S
 from agent.collectors.clock_offset import ClockOffsetCollector
 from agent.collectors.engine import EngineCollector
@@ -43,6 +44,7 @@ COLLECTORS: Mapping[str, Factory] = {
     "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s) if settings.nvml else None,
     "dcgm": lambda settings, tags, _memory: dcgm.DcgmCollector.of(settings, tags),
     "amd": lambda settings, tags, _memory: amd_collector(tags, settings.interval_s) if settings.amd else None,
+    "ascend": lambda settings, tags, _memory: AscendCollector.of(settings, tags),
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "rapl": lambda _settings, tags, _memory: RaplCollector(tags),
     "clock": lambda _settings, tags, _memory: ClockOffsetCollector(tags),
