@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -21,9 +23,19 @@ class Deadline:
         self._seconds = seconds
         self._monotonic = monotonic
         self._until_s = monotonic() + seconds
+        self._sockets: set[socket.socket] = set()
 
-    def begin(self) -> None:
-        self._until_s = self._monotonic() + self._seconds
+    def begin(self, within_s: float | None = None) -> None:
+        """A new request, which has `within_s`, or the usual time."""
+        self._until_s = self._monotonic() + (self._seconds if within_s is None else within_s)
+
+    def cut(self) -> None:
+        """End the present request now, from another thread: its wait fails at once."""
+        self._until_s = float("-inf")
+        for open_socket in list(self._sockets):
+            with contextlib.suppress(OSError):
+                # not SSLSocket's own shutdown: after it, what is still being written would go out in clear
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
 
     def left_s(self, usual_s: float | None) -> float:
         """How long the next wait may take: `usual_s` at most. httpcore.ReadTimeout when nothing is left."""
@@ -33,11 +45,11 @@ class Deadline:
         return left_s if usual_s is None else min(left_s, usual_s)
 
 
-def transport(deadline: Deadline, limits: httpx.Limits) -> httpx.HTTPTransport:
+def transport(deadline: Deadline, limits: httpx.Limits, context: ssl.SSLContext | None = None) -> httpx.HTTPTransport:
     """A transport for httpx.Client whose every wait ends at the deadline. No proxies. (A host name's resolution is the system's
-    and has timeouts of its own.)
+    and has timeouts of its own.) `context` is for TLS, by default one that trusts the usual authorities.
     """
-    context = httpx.create_ssl_context(trust_env=False)
+    context = context or httpx.create_ssl_context(trust_env=False)
     made = httpx.HTTPTransport(verify=context, trust_env=False, limits=limits)
     made._pool = httpcore.ConnectionPool(
         ssl_context=context,
@@ -70,6 +82,8 @@ class _Stream(httpcore.NetworkStream):
     def __init__(self, inner: httpcore.NetworkStream, deadline: Deadline) -> None:
         self._inner = inner
         self._deadline = deadline
+        self._socket = inner.get_extra_info("socket")
+        deadline._sockets.add(self._socket)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         return self._inner.read(max_bytes, self._deadline.left_s(timeout))
@@ -78,14 +92,17 @@ class _Stream(httpcore.NetworkStream):
         self._inner.write(buffer, self._deadline.left_s(timeout))
 
     def close(self) -> None:
+        self._deadline._sockets.discard(self._socket)
         self._inner.close()
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        return _Stream(
-            self._inner.start_tls(ssl_context, server_hostname, self._deadline.left_s(timeout)), self._deadline
-        )
+        try:
+            secured = self._inner.start_tls(ssl_context, server_hostname, self._deadline.left_s(timeout))
+        finally:
+            self._deadline._sockets.discard(self._socket)
+        return _Stream(secured, self._deadline)
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)

@@ -62,7 +62,7 @@ class BmcTarget:
 
     url: str
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     ca_file: Path | None = None
     fingerprint_sha256: str = ""
     verify_tls: bool = True

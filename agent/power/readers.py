@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.power.reading import BmcReading
+from agent.power.redfish.reader import RedfishReader
 from agent.settings import BmcTarget
 
 
@@ -35,6 +36,8 @@ class Plain:
 
 READERS: Mapping[str, Callable[[BmcTarget, str], BmcReader]] = {
     # one line a scheme; each gets the target and the agent's language
+    "https": RedfishReader,
+    "http": RedfishReader,
 }
 
 
