@@ -22,9 +22,8 @@ class Session:
 
     codes = codes.CODES
 
-    def __init__(self, timing: ReaderTiming, root: Path) -> None:
+    def __init__(self, timing: ReaderTiming, _root: Path) -> None:
         self._timing = timing
-        self._root = root
         self._smi: Any = None
         self._initialised = False
         self._handles: list[Any] = []

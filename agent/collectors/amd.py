@@ -77,8 +77,8 @@ class AmdCollector(GpuCollector):
 
     @property
     def pending(self) -> bool:
-        """Whether the reader works on its first sweep."""
-        return self._wanted and not self._swept
+        """Whether the reader works on its first sweep, and hasn't died over it twice."""
+        return self._wanted and not self._swept and self._failed_starts < 2
 
     def findings(self, language: str) -> Sequence[Finding]:
         """What the readings so far have shown; asks the source nothing."""
@@ -103,6 +103,8 @@ class AmdCollector(GpuCollector):
         code = self._driver if self._wanted else (SUCCESS if self._installed else codes.NO_PACKAGE)
         if self.pending:
             yield "warning", say("amd.finding.waiting", language), ""
+        elif self._wanted and not self._swept:
+            yield "error", say("amd.finding.dies", language, times=self._failed_starts), ""
         elif not known and (code in (SUCCESS, *self.driver.quiet)) and not self._devices:
             yield "absent", say("amd.finding.absent", language), ""
         elif code != SUCCESS:

@@ -140,6 +140,18 @@ def test_a_first_reading_under_way_is_pending(host: Host) -> None:
     assert not collector.pending
 
 
+def test_a_library_that_kills_its_reader_is_told_and_keeps_nobody_waiting(host: Host) -> None:
+    host.scenario.state.init_crash = 1
+    collector = host.collector(EVERY_TICK, Patience(answer_s=0.5))
+    host.until(lambda _: not collector.pending)
+    [(level, text, _)] = texts(collector)
+    assert level == "error"
+    assert "dies as soon as it starts (2 times)" in text
+    host.scenario.state.init_crash = 0
+    host.until(lambda samples: set(gpus(samples)) == {NEW, OLD})
+    assert texts(collector) == [("ok", "AMD GPUs that are read: 2", "")]
+
+
 def test_a_gpu_that_refuses_what_every_card_tells_is_named_with_the_fields(host: Host) -> None:
     host.scenario.refuse(1, "power", "clock")
     collector = host.collector()

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,7 @@ int amdsmi_init(uint64_t flags) {
   int code = load();
   if (code) return code;
   state->init_calls++;
+  if (state->init_crash) raise(SIGSEGV);
   volatile int *hang = &state->init_hang;
   while (*hang) nap(2000);
   if (state->init_code) return state->init_code;

@@ -61,6 +61,7 @@ GPU: tuple[Row, ...] = (
 HEAD: tuple[Row, ...] = (
     ("init_code", INT, 0),
     ("init_hang", INT, 0),
+    ("init_crash", INT, 0),
     ("init_calls", ULONG, 0),
     ("generation", ULONG, 0),  # a new one makes the initialisation of before void
     ("gpu_count", INT, 0),
