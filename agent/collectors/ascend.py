@@ -50,7 +50,7 @@ METRICS = (
     Metric("mem_temp_c", _chip("hbm_temperature"), 200.0, least=1.0),
     Metric("power_w", _chip("power"), 20_000.0),
     Metric("sm_clock_mhz", _chip("aicore_current_freq"), 10_000.0),
-    Metric("sm_clock_max_mhz", _chip("aicore_freq", "aicore_rated_freq"), 10_000.0, least=1.0),
+    Metric("sm_clock_max_mhz", _chip("aicore_freq"), 10_000.0, least=1.0),
     Metric("hbm_used", _chip("hbm_used_memory"), 1e8, scale=MIB),
     Metric("hbm_total", _chip("hbm_total_memory"), 1e8, least=1.0, scale=MIB),
     Metric("ddr_used", _chip("used_memory"), 1e8, scale=MIB),
@@ -110,6 +110,13 @@ class AscendCollector:
         exposition = self._scrape.take(tick)
         self.errors = self._scrape.errors
         return [] if exposition is None else self._samples(exposition, tick)
+
+    def pause(self) -> None:
+        self._scrape.pause()
+
+    def resume(self) -> None:
+        self._presence.forget()
+        self._scrape.resume()
 
     def close(self) -> None:
         self._scrape.close()

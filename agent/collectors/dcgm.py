@@ -74,6 +74,13 @@ class DcgmCollector:
         self.errors = self._scrape.errors
         return samples
 
+    def pause(self) -> None:
+        self._scrape.pause()
+
+    def resume(self) -> None:
+        self._presence.forget()
+        self._scrape.resume()
+
     def close(self) -> None:
         self._scrape.close()
 

@@ -79,7 +79,7 @@ DURATIONS = tuple(
 
 DIRECT = (
     Metric("util_pct", _dev("GPU_UTIL", "GPU_UTIL_RATIO"), most=100.0),
-    Metric("mem_util_pct", _dev("MEM_COPY_UTIL", "MEM_COPY_UTIL_RATIO"), most=100.0),
+    Metric("mem_util_pct", _dev("MEM_COPY_UTIL"), most=100.0),
     Metric("sm_clock_mhz", _dev("SM_CLOCK"), most=10_000.0),
     Metric("mem_clock_mhz", _dev("MEM_CLOCK"), most=100_000.0),
     Metric("sm_clock_max_mhz", _dev("MAX_SM_CLOCK"), least=1.0, most=10_000.0),
@@ -196,7 +196,8 @@ def _take(answer: Answer, row: Row, metric: Metric, name: str, labels: Labels, v
         answer.blank.add(name)
         return
     if not metric.least <= value <= metric.most:
-        answer.outside.add(name)
+        if value != 0:  # where 0 can't be, it is a card's way to say that it has none
+            answer.outside.add(name)
         return
     said = dict(labels)
     instance = said.get("GPU_I_ID", "")

@@ -39,7 +39,6 @@ class ExporterScrape:
     """Asks one exporter for its metrics every `every_s` on a thread of its own. `setting` is the key that names its address."""
 
     def __init__(self, name: str, setting: str, url: str, every_s: float = EVERY_S, deadline_s: float = 4.0) -> None:
-        self.errors = 0
         self.last: Scrape | None = None
         self.every_s = every_s
         self._name = name
@@ -48,6 +47,13 @@ class ExporterScrape:
         self._client = EngineClient(url.rstrip("/").removesuffix("/metrics").rstrip("/"), deadline_s)
         self._periodic = Periodic(f"scrape-{name}", every_s, self._ask)
         self._complained = False
+        self._failed = 0
+        self._paused = False
+
+    @property
+    def errors(self) -> int:
+        """Scrapes without an answer since start."""
+        return self._failed + self._periodic.failures
 
     @property
     def pending(self) -> bool:
@@ -62,7 +68,14 @@ class ExporterScrape:
         asked, self.last = answer
         self._note(self.last)
         is_old = tick.monotonic_s - asked.monotonic_s > INTERVALS * self.every_s + LONGEST_INTERVAL_S
-        return None if is_old else self.last.exposition
+        return None if is_old or self._paused else self.last.exposition
+
+    def pause(self) -> None:
+        """Hand out no answers until `resume`: GPUs are being reset, and what an exporter says of them meanwhile is no news."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
 
     def close(self) -> None:
         self._periodic.close()
@@ -94,7 +107,7 @@ class ExporterScrape:
         if scrape.outcome is Outcome.OK:
             self._complained = False
             return
-        self.errors += 1
+        self._failed += 1
         if not self._complained:
             self._complained = True
             problem = self.problem("en")
@@ -185,6 +198,10 @@ class Presence:
             device = self.devices[key] = Device(key, index, uuid, Freshness())
         device.index, device.missed = index, 0
         return device
+
+    def forget(self) -> None:
+        """Begin afresh: what is not listed from now on is no loss."""
+        self.devices = {}
 
     def missing(self, listed: Mapping[str, object], exposition: Exposition) -> list[Device]:
         """The devices that are gone. An answer with none at all, or one that could not be read in full, says nothing of any."""

@@ -12,7 +12,7 @@ import pytest
 from agent.collectors.dcgm import DcgmCollector
 from agent.collectors.dcgm_fields import METRICS
 from agent.collectors.engine_scrape import EngineClient
-from agent.collectors.interface import Beside, Examined, Tick
+from agent.collectors.interface import Beside, Examined, Pausable, Tick
 from agent.latest import LatestSamples, prometheus_text
 from agent.sampler import SLOW_FIELDS, SLOW_SOURCES, collectors
 from agent.settings import AgentSettings
@@ -267,7 +267,7 @@ def test_mig_instances_have_their_own_activity_and_memory_and_the_gpu_keeps_its_
 # what is left out
 
 
-@pytest.mark.parametrize("blank", [2147483632.0, 2147483635.0, 9223372036854775794.0, 140737488355328.0])
+@pytest.mark.parametrize("blank", [2147483632.0, 2147483635.0, 9223372036854775794.0, 18446744073709551615.0, 2.0**47])
 def test_dcgms_marks_for_none_are_absent_and_named(server: ExporterEndpoint, ticks: Ticks, blank: float) -> None:
     names = ("DEV_MEMORY_TEMP", "DEV_POWER_USAGE", "DEV_FB_USED", "PROF_SM_ACTIVE", "DEV_XID_ERRORS")
     server.devices = (with_extra(FIRST, **dict.fromkeys(names, blank)), SECOND)
@@ -292,7 +292,6 @@ def test_an_energy_counter_beyond_32_bits_is_no_mark_for_none(server: ExporterEn
         ("PROF_SM_ACTIVE", 63.0, "sm_active_pct"),
         ("DEV_GPU_UTIL", 240.0, "util_pct"),
         ("DEV_GPU_TEMP", -300.0, "temp_c"),
-        ("DEV_MEMORY_TEMP", 0.0, "mem_temp_c"),
         ("DEV_POWER_USAGE", 512_000.0, "power_w"),
     ],
 )
@@ -302,6 +301,14 @@ def test_a_value_of_another_scale_is_left_out_and_named_not_guessed_at(
     server.devices = (with_extra(FIRST, **{family: value}),)
     assert field not in ticks.gpus()["0"].fields
     assert f"DCGM_FI_{family}" in ticks.texts()
+
+
+def test_a_zero_that_a_card_without_the_sensor_gives_is_absent_and_no_complaint(
+    server: ExporterEndpoint, ticks: Ticks
+) -> None:
+    server.devices = (with_extra(FIRST, DEV_MEMORY_TEMP=0.0, DEV_ENFORCED_POWER_LIMIT=0.0),)
+    assert not {"mem_temp_c", "power_limit_w"} & ticks.gpus()["0"].fields.keys()
+    assert "DCGM_FI_DEV" not in ticks.texts()
 
 
 def test_profiling_that_is_all_zero_on_a_busy_gpu_is_lost_and_said_so(server: ExporterEndpoint, ticks: Ticks) -> None:
@@ -490,6 +497,20 @@ def test_what_nvml_knows_has_its_state_xids_and_losses_from_nvml(server: Exporte
         server.run(5)
         samples = ticks.scrape()
         assert not events(samples) and list(by_index(samples)) == ["1"]
+
+
+def test_a_gpu_that_is_gone_after_a_pause_is_no_loss(server: ExporterEndpoint, ticks: Ticks) -> None:
+    assert isinstance(ticks.collector, Pausable)
+    ticks.gpus()
+    ticks.collector.pause()
+    for _ in range(3):
+        server.devices = (FIRST.later(5 * ticks.number),)
+        assert ticks.scrape() == []
+    ticks.collector.resume()
+    for _ in range(3):
+        server.run(5)
+        samples = ticks.scrape()
+        assert list(by_index(samples)) == ["0"] and not events(samples)
 
 
 # faults
