@@ -7,13 +7,12 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from agent.clock import SystemClock
 from agent.collectors.engine import EngineCollector
-from agent.collectors.interface import Examined, Tick
+from agent.collectors.interface import Tick
 from agent.delivery import Delivery
 from agent.endpoint import CannotServe, Endpoint
 from agent.engine_status import EngineStatus
@@ -28,16 +27,13 @@ from telemetry.process import notify, stop_event
 from telemetry.sample import Sample
 from telemetry.store import StoreDown, StoreError, open_store
 
-__all__ = ["Agent", "AgentSettings", "CannotStart", "EngineTarget", "once", "run"]
+__all__ = ["Agent", "AgentSettings", "CannotStart", "EngineTarget", "run"]
 
 ENGINE_GRACE_S = 1.8
 DELIVERY_GRACE_S = 0.5
 """Together within the three seconds in which the agent ends."""
 
 STALLED_AFTER_INTERVALS = 3
-
-ONCE_LIMIT_S = 20.0
-"""A single sweep waits this long for the first reading of a slow source."""
 
 
 class CannotStart(Exception):
@@ -55,35 +51,6 @@ def run(settings: AgentSettings) -> int:
         return 2
     agent.run(stop)
     return 0
-
-
-def once(settings: AgentSettings) -> list[Sample]:
-    """The samples of one sweep. It takes one interval, since rates need two readings, and longer while a slow source is being read
-    for the first time. Nothing is kept, hosted or delivered.
-    """
-    only_watched = replace(settings, engines=tuple(replace(engine, command=None) for engine in settings.engines))
-    sources = collectors(only_watched, None)
-    sampler = Sampler(
-        sources,
-        settings.tags,
-        lambda _samples: None,
-        interval_s=settings.interval_s,
-        language=settings.language,
-    )
-    try:
-        latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings), SLOW_SOURCES)
-        began_s = time.monotonic()
-        latest.publish(sampler.tick(), 0.0)
-        events: list[Sample] = []
-        while True:
-            time.sleep(settings.interval_s)
-            samples, passed_s = sampler.tick(), time.monotonic() - began_s
-            latest.publish(samples, passed_s)
-            events += [sample for sample in samples if sample.measurement == "event"]
-            if passed_s >= ONCE_LIMIT_S or not any(isinstance(at, Examined) and at.pending for at in sources):
-                return [*events, *latest.fresh(passed_s)]
-    finally:
-        sampler.close()
 
 
 class Agent:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,30 +14,45 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from agent import daemon
+from agent.doctor.examination import Patient, examine, worst
+from agent.doctor.running import without_paused
 from agent.settings import AgentSettings
 from agent.simulator import recording as simulated_recording
 from agent.simulator import service as simulation
 from agent.simulator.settings import SimulatorError, SimulatorSettings
+from agent.sweep import sweep
 from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
-from pairscope import __version__, traffic, up
-from pairscope.config import SECTIONS, ConfigError, Configuration, default_state_dir, gather, redacted, settings
+from pairscope import __version__, doctor, traffic, up
+from pairscope.config import (
+    SECTIONS,
+    ConfigError,
+    Configuration,
+    default_state_dir,
+    gather,
+    private_files,
+    redacted,
+    settings,
+)
 from pairscope.judge import judge_live, judge_recording, print_diagnoses
 from pairscope.plan import plan_up
+from pairscope.sweep import print_sweep
 from pairscope.traffic import TrafficSettings
 from rules import service as triage_service
 from rules.service import TriageSettings
 from rules.verdict import verdict_json
-from telemetry.lineprotocol import printable
 from telemetry.messages import LANGUAGES, say, terminal_language
 from telemetry.process import die_with_parent
 from telemetry.store import StoreError, public_url
 
 SPOKEN = terminal_language()
+
+ONCE_WAIT_S = 15.0
+"""How long a person waits for sources that take longer than a tick: a BMC needs some seconds to answer at all."""
 
 
 def t(key: str, **values: object) -> str:
@@ -81,6 +96,22 @@ def hello(part: str, *, store: str, **values: object) -> None:
     """One line on stderr that says what a daemon is about to do, where and for how long."""
     line = t(f"hello.{part}", store=public_url(store), **values)
     Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
+
+
+@contextmanager
+def waiting(language: str) -> Iterator[Callable[[Sequence[str]], None]]:
+    """On a terminal, a moving line that names the sources that are still waited for; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _names: None
+        return
+    with console.status("...") as status:
+        yield lambda names: status.update(escape(say("doctor.sum.waiting", language, names=", ".join(names))))
+
+
+def engines_at(urls: Sequence[str] | None) -> list[dict[str, str]] | None:
+    """The engines of --engine-url; None when there are none, so that those of the configuration stand."""
+    return [{"name": f"engine-{i}", "url": url} for i, url in enumerate(urls or [], 1)] or None
 
 
 def overrides(
@@ -177,7 +208,6 @@ def agent_command(
     lang: LangOption = None,
 ) -> None:
     with one_line_for_mistakes():
-        engines = [{"name": f"engine-{i}", "url": url} for i, url in enumerate(engine_url or [], 1)] or None
         configuration = gather(
             config,
             overrides(
@@ -185,7 +215,7 @@ def agent_command(
                 store=store,
                 lang=lang,
                 node={"name": node},
-                agent={"port": port, "engines": engines},
+                agent={"port": port, "engines": engines_at(engine_url)},
             ),
             lang,
         )
@@ -196,9 +226,10 @@ def agent_command(
                 "agent", node=configuration.node, host=made.host, port=made.port, engines=watched, store=made.store_url
             )
             raise typer.Exit(daemon.run(made))
-        samples = daemon.once(made)
+        with waiting(made.language) as progress:
+            swept = sweep(without_paused(made), wait_s=ONCE_WAIT_S, progress=progress)
         if as_json:
-            for sample in samples:
+            for sample in swept.samples:
                 print(
                     json.dumps(
                         {
@@ -211,14 +242,35 @@ def agent_command(
                     )
                 )
             return
-        table = Table("measurement", "tags", "field", "value", box=None, header_style="bold")
-        for sample in samples:
-            tags = " ".join(f"{key}={value}" for key, value in sample.tags.items() if key != "node")
-            for i, (name, value) in enumerate(sample.fields.items()):
-                shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-                cells = (sample.measurement if i == 0 else "", tags if i == 0 else "", name, shown)
-                table.add_row(*(Text(printable(cell)) for cell in cells))
-        Console(highlight=False).print(table)
+        print_sweep(swept, Console(highlight=False), made.language)
+
+
+@app.command("doctor", help=t("doctor.about"))
+def doctor_command(
+    engine_url: Annotated[list[str] | None, typer.Option(metavar="URL", help=t("agent.engine_url"))] = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=1.0, max=600.0, help=t("doctor.wait"))
+    ] = ONCE_WAIT_S,
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(
+            config,
+            overrides(state_dir=state_dir, store=store, lang=lang, agent={"engines": engines_at(engine_url)}),
+            lang,
+        )
+        made = settings(configuration, "agent", AgentSettings, **shared(configuration))
+        with waiting(made.language) as progress:
+            found = examine(Patient(made, private_files(config, configuration)), wait_s=wait_s, progress=progress)
+        if as_json:
+            print(json.dumps(doctor.as_json(found), ensure_ascii=False, indent=1))
+        else:
+            doctor.print_findings(found, Console(highlight=False), made.language)
+        raise typer.Exit(doctor.EXIT_CODES[worst(found)])
 
 
 @app.command("engine", help=t("engine.about"))
