@@ -20,6 +20,7 @@ from rich.table import Table
 from agent import daemon
 from agent.doctor.examination import Patient, examine, worst
 from agent.doctor.running import without_paused
+from agent.reload import ConfigurationRefused
 from agent.settings import AgentSettings
 from agent.simulator import recording as simulated_recording
 from agent.simulator import service as simulation
@@ -27,7 +28,7 @@ from agent.simulator.settings import SimulatorError, SimulatorSettings
 from agent.sweep import sweep
 from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
-from pairscope import __version__, doctor, traffic, up
+from pairscope import __version__, doctor, pausing, traffic, up
 from pairscope.config import (
     SECTIONS,
     ConfigError,
@@ -84,7 +85,7 @@ def one_line_for_mistakes() -> Iterator[None]:
     """Every user's mistake ends as one line on stderr and exit 2; a broken pipe ends silently."""
     try:
         yield
-    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused) as error:
+    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused, pausing.CannotPause) as error:
         Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except BrokenPipeError:
@@ -129,6 +130,10 @@ def shared(configuration: Configuration) -> dict[str, object]:
         "node": configuration.node,
         **configuration.place,
     }
+
+
+def agent_settings(configuration: Configuration) -> AgentSettings:
+    return settings(configuration, "agent", AgentSettings, **shared(configuration))
 
 
 def print_version(asked: bool) -> None:
@@ -207,25 +212,28 @@ def agent_command(
     config: ConfigOption = None,
     lang: LangOption = None,
 ) -> None:
-    with one_line_for_mistakes():
-        configuration = gather(
-            config,
-            overrides(
-                state_dir=state_dir,
-                store=store,
-                lang=lang,
-                node={"name": node},
-                agent={"port": port, "engines": engines_at(engine_url)},
-            ),
-            lang,
+    def gathered() -> AgentSettings:
+        given = overrides(
+            state_dir=state_dir,
+            store=store,
+            lang=lang,
+            node={"name": node},
+            agent={"port": port, "engines": engines_at(engine_url)},
         )
-        made = settings(configuration, "agent", AgentSettings, **shared(configuration))
+        return agent_settings(gather(config, given, lang))
+
+    def gathered_again() -> AgentSettings:
+        try:
+            return gathered()
+        except ConfigError as error:
+            raise ConfigurationRefused(str(error)) from None
+
+    with one_line_for_mistakes():
+        made = gathered()
         if not once:
             watched = ", ".join(f"{engine.name} {engine.url}" for engine in made.engines) or t("agent.no_engine")
-            hello(
-                "agent", node=configuration.node, host=made.host, port=made.port, engines=watched, store=made.store_url
-            )
-            raise typer.Exit(daemon.run(made))
+            hello("agent", node=made.node, host=made.host, port=made.port, engines=watched, store=made.store_url)
+            raise typer.Exit(daemon.run(made, gathered_again))
         with waiting(made.language) as progress:
             swept = sweep(without_paused(made), wait_s=ONCE_WAIT_S, progress=progress)
         if as_json:
@@ -263,7 +271,7 @@ def doctor_command(
             overrides(state_dir=state_dir, store=store, lang=lang, agent={"engines": engines_at(engine_url)}),
             lang,
         )
-        made = settings(configuration, "agent", AgentSettings, **shared(configuration))
+        made = agent_settings(configuration)
         with waiting(made.language) as progress:
             found = examine(Patient(made, private_files(config, configuration)), wait_s=wait_s, progress=progress)
         if as_json:
@@ -271,6 +279,28 @@ def doctor_command(
         else:
             doctor.print_findings(found, Console(highlight=False), made.language)
         raise typer.Exit(doctor.EXIT_CODES[worst(found)])
+
+
+@app.command("pause", help=t("pause.about"))
+def pause_command(
+    length: Annotated[str, typer.Argument(metavar="[DURATION]", help=t("pause.duration"))] = "10m",
+    state_dir: StateOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        made = agent_settings(gather(config, overrides(state_dir=state_dir, store=None, lang=lang), lang))
+        until = pausing.pause(made, duration_s(length))
+        key = "asked" if until.is_confirmed else "nobody" if until.is_confirmed is None else "unheard"
+        print(say(f"pairscope.pausing.{key}", made.language, until=until.moment, port=made.port))
+        raise typer.Exit(1 if until.is_confirmed is False else 0)
+
+
+@app.command("resume", help=t("resume.about"))
+def resume_command(state_dir: StateOption = None, config: ConfigOption = None, lang: LangOption = None) -> None:
+    with one_line_for_mistakes():
+        made = agent_settings(gather(config, overrides(state_dir=state_dir, store=None, lang=lang), lang))
+        print(say(f"pairscope.pausing.{'resumed' if pausing.resume(made) else 'no_pause'}", made.language))
 
 
 @app.command("engine", help=t("engine.about"))
@@ -455,6 +485,16 @@ def fleet_size(text: str) -> tuple[int, int]:
     if not (1 <= nodes <= 1000 and 1 <= gpus <= 16):
         raise Refused(t("size_wrong", text=text))
     return nodes, gpus
+
+
+def duration_s(text: str) -> float:
+    """Seconds of 90, 90s, 10m, 1h30m. Refused for anything else, and for more than a day."""
+    match = re.fullmatch(r"(?=\d)(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s?)?", text)
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    found = hours * 3600 + minutes * 60 + seconds
+    if not 1 <= found <= pausing.LONGEST_S:
+        raise Refused(t("pause.duration_wrong", text=text))
+    return float(found)
 
 
 def moment(text: str) -> int:
