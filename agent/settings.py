@@ -25,7 +25,7 @@ class EngineTarget:
     kind: str = "auto"
     command: tuple[str, ...] | None = None
     gpus: str = ""
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     probe_every_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -37,6 +37,8 @@ class EngineTarget:
             raise ValueError(
                 f"engine {self.name}: command is empty; give a program, or leave command out to only watch"
             )
+        if not re.fullmatch(r"[!-~]*", self.api_key, re.ASCII):
+            raise ValueError(f"engine {self.name}: api_key holds spaces or characters that no HTTP header can carry")
         if self.gpus and not re.fullmatch(r"\d+(\+\d+)*", self.gpus, re.ASCII):
             raise ValueError(f'engine {self.name}: gpus {self.gpus!r} is not indexes joined by "+", such as "0+1"')
         if self.probe_every_s and not 1 <= self.probe_every_s <= 86400:

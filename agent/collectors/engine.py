@@ -11,6 +11,7 @@ from pathlib import Path
 from agent.collectors.dialects.dialect import Dialect
 from agent.collectors.dialects.registry import detect
 from agent.collectors.engine_identity import Change, Identities
+from agent.collectors.engine_probe import EngineProbe
 from agent.collectors.engine_readings import EngineReadings, Incarnation, config_hash, version
 from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape
 from agent.collectors.interface import Collector, ListsGpuProcesses, Tags, Tick
@@ -49,7 +50,7 @@ class EngineVisitor:
     def __init__(self, target: EngineTarget, deadline_s: float, monotonic: Callable[[], float]) -> None:
         self._target = target
         self._monotonic = monotonic
-        self._client = EngineClient(target.base_url, deadline_s, monotonic)
+        self._client = EngineClient(target.base_url, deadline_s, monotonic, target.api_key)
         self._health = Health(Condition.SILENT)
         self._checked_s: float | None = None
         self._incarnation = Incarnation()
@@ -125,14 +126,21 @@ class Watched:
         self.starting = 0  # says that it loads, or is hosted here and not listening yet
         self.read_s: float | None = None  # monotonic time of the last metrics that could be read
         self.answered_s: float | None = None
+        self.asked_s = 0.0
+        self.late: Visit | None = None  # an earlier visit's answer, taken with this tick
+        self.slow_s = 0.0  # how long it took, when longer than a tick waits
+        self.rests_until_s = 0.0  # monotonic time before which it must not be asked again
+        self.probe = EngineProbe(target, monotonic=monotonic) if target.probe_every_s else None
         self.status = EngineStatus(target.name, target.base_url, "starting")
 
 
 class EngineCollector:
     """The `engine` measurement of every target, and events for what changed about it.
 
-    A visit that does not come back within `wait_s` is left out of its tick: `up` keeps its last value for at most three
-    intervals and `stats_age_s` tells how old the last numbers are. No numbers are repeated.
+    A visit that does not come back within `wait_s` brings its numbers with a later tick, the first after they came; `stats_age_s`
+    tells how old they are by then, and rates are over the times at which bodies came. Until then `up` keeps its last value, for at
+    most three intervals, or three times as long as a slow engine took. No numbers are repeated. A slow engine is given as much
+    time between two visits as a visit takes.
     """
 
     name = "engine"
@@ -180,7 +188,7 @@ class EngineCollector:
         self.ownership.begin(tick)
         asked = [(engine, self._ask(engine, tick)) for engine in self._engines]
         give_up_s = time.monotonic() + self._wait_s
-        visits: list[tuple[Watched, Visit | None]] = []
+        visits: list[tuple[Watched, bool | None, Visit | None]] = []
         for engine, started in asked:
             try:
                 # a visit still under way from an earlier tick is not waited for again
@@ -191,11 +199,16 @@ class EngineCollector:
                 self.errors += 1
                 log.exception("engine %s: the visit failed", engine.target.name)
                 visit = None
-            visits.append((engine, visit))
+            visits.append((engine, started, visit or engine.late))
         self.ownership.settle(tick, give_up_s - time.monotonic())
         samples: list[Sample] = []
-        for engine, visit in visits:
-            samples += self._with_answer(engine, visit, tick) if visit else self._without_answer(engine, tick)
+        for engine, started, visit in visits:
+            if visit is not None:
+                samples += self._with_answer(engine, visit, tick)
+            elif started is None:
+                samples += self._samples(engine, {}, tick)
+            else:
+                samples += self._without_answer(engine, tick)
         return samples
 
     def statuses(self) -> list[EngineStatus]:
@@ -204,17 +217,23 @@ class EngineCollector:
     def close(self) -> None:
         for engine in self._engines:
             engine.worker.close()
+            if engine.probe is not None:
+                engine.probe.close()
         self.ownership.close()
 
-    def _ask(self, engine: Watched, tick: Tick) -> bool:
-        """Start this tick's visit; False while an earlier one is under way. One that came late only tells how the engine is."""
-        late = engine.worker.missed()
-        if late is not None:
-            self._judge(engine, late)
-            if engine.status.state == "ready":
-                problem = say("agent.engine.late", self._language, wait_s=self._wait_s)
-                engine.status = replace(engine.status, problem=problem)
-        return engine.worker.start(tick)
+    def _ask(self, engine: Watched, tick: Tick) -> bool | None:
+        """Start this tick's visit; False while an earlier one is under way, None while the engine must be left alone."""
+        engine.late = engine.worker.missed()
+        if engine.late is not None:
+            engine.slow_s = max(0.0, engine.late.scrape.received_s - engine.asked_s)
+            engine.rests_until_s = engine.asked_s + 2 * engine.slow_s
+        now_s = self._monotonic()
+        if now_s < engine.rests_until_s:
+            return None
+        started = engine.worker.start(tick)
+        if started:
+            engine.asked_s = now_s
+        return started
 
     def _with_answer(self, engine: Watched, visit: Visit, tick: Tick) -> list[Sample]:
         engine.kind = visit.kind or engine.kind
@@ -240,11 +259,25 @@ class EngineCollector:
         elif engine.readings is not None:
             engine.readings.forget()
         self._judge(engine, visit)
+        self._add_problem(engine, visit)
         return [*self._samples(engine, fields, tick), *events]
+
+    def _add_problem(self, engine: Watched, visit: Visit) -> None:
+        """What is not as it should be with an engine that is ready all the same."""
+        if visit is not engine.late:
+            engine.slow_s = 0.0
+        problem = ""
+        if engine.slow_s:
+            problem = say("agent.engine.late", self._language, took_s=engine.slow_s)
+        elif engine.probe is not None and engine.probe.last is not None and engine.probe.last.trouble:
+            last = engine.probe.last
+            problem = say(f"agent.engine.probe_{last.trouble}", self._language, detail=last.detail)
+        if problem and engine.status.state == "ready" and not engine.status.problem:
+            engine.status = replace(engine.status, problem=problem)
 
     def _without_answer(self, engine: Watched, tick: Tick) -> list[Sample]:
         self.late += 1
-        limit_s = STALE_AFTER_INTERVALS * self._interval_s
+        limit_s = STALE_AFTER_INTERVALS * max(self._interval_s, engine.slow_s)
         if engine.answered_s is None:
             engine.answered_s = tick.monotonic_s  # nothing is known yet: the wait begins
         if self._monotonic() - engine.answered_s > limit_s:
@@ -300,6 +333,8 @@ class EngineCollector:
             reported_s = engine.readings.reported_age_s if engine.readings else 0.0
             fields["stats_age_s"] = max(0.0, self._monotonic() - engine.read_s) + reported_s
         fields |= self.ownership.fields(engine.target.name, tick)
+        if engine.probe is not None:
+            fields |= engine.probe.take(tick, engine.kind, engine.model, is_up=bool(engine.up))
         return [Sample("engine", self._engine_tags(engine), fields, tick.time_ns)] if fields else []
 
     def _engine_tags(self, engine: Watched) -> dict[str, str]:

@@ -16,7 +16,12 @@ from agent.exposition import Exposition, Reader, TooLarge, Unreadable, inflate
 from telemetry.lineprotocol import printable
 
 CONNECT_TIMEOUT_S = 0.5
-DEADLINE_S = 2.0
+DEADLINE_S = 10.0
+"""For metrics: some engines tell them between two steps only, and a step may hold a long prompt."""
+
+SMALL_DEADLINE_S = 2.0
+"""For what is asked besides."""
+
 SMALL_BODY_BYTES = 64 << 10
 _HEADERS = {
     "Accept": "text/plain;version=0.0.4, */*;q=0.5",
@@ -70,16 +75,23 @@ class Health:
 
 
 class EngineClient:
-    """HTTP to one engine, used by one thread at a time. No proxies, no redirects, no credentials."""
+    """HTTP to one engine, used by one thread at a time. No proxies and no redirects, so the key goes nowhere else."""
 
-    def __init__(self, base_url: str, deadline_s: float = DEADLINE_S, monotonic: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        base_url: str,
+        deadline_s: float = DEADLINE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+        api_key: str = "",
+    ) -> None:
         self._base_url = base_url
+        self._deadline_s = deadline_s
         self._deadline = Deadline(deadline_s, monotonic)
         self._monotonic = monotonic
         self._client = httpx.Client(
             timeout=httpx.Timeout(deadline_s, connect=min(CONNECT_TIMEOUT_S, deadline_s)),
             transport=transport(self._deadline, _LIMITS),
-            headers=_HEADERS,
+            headers={**_HEADERS, "Authorization": f"Bearer {api_key}"} if api_key else _HEADERS,
             trust_env=False,
             follow_redirects=False,
         )
@@ -120,25 +132,32 @@ class EngineClient:
 
     def get_json(self, path: str) -> tuple[int, object] | None:
         """Status and JSON body (None when it is no JSON) of a small answer; None when there was no usable answer at all."""
-        body = bytearray()
         try:
-            with self._answer(path) as (response, chunks):
-                for piece in inflate(chunks, response.headers.get("content-encoding", "")):
-                    body += piece
-                    if len(body) > SMALL_BODY_BYTES:
-                        return response.status_code, None
+            return self.ask_json(path, deadline_s=min(SMALL_DEADLINE_S, self._deadline_s))
         except (httpx.HTTPError, httpx.InvalidURL, TooLarge, Unreadable):
             return None
+
+    def ask_json(self, path: str, question: object = None, deadline_s: float | None = None) -> tuple[int, object]:
+        """As `get_json`, with `question` sent as JSON where there is one; raises what httpx raises, TooLarge and Unreadable."""
+        body = bytearray()
+        with self._answer(path, question, deadline_s) as (response, chunks):
+            for piece in inflate(chunks, response.headers.get("content-encoding", "")):
+                body += piece
+                if len(body) > SMALL_BODY_BYTES:
+                    return response.status_code, None
         try:
             return response.status_code, _clean(json.loads(body))
         except (ValueError, RecursionError):
             return response.status_code, None
 
     @contextmanager
-    def _answer(self, path: str) -> Iterator[tuple[httpx.Response, Iterator[bytes]]]:
+    def _answer(
+        self, path: str, question: object = None, deadline_s: float | None = None
+    ) -> Iterator[tuple[httpx.Response, Iterator[bytes]]]:
         """The response and its raw body; httpx.TimeoutException once the whole of it takes longer than the deadline."""
-        self._deadline.begin()
-        with self._client.stream("GET", self._base_url + path) as response:
+        self._deadline.begin(deadline_s)
+        method = "GET" if question is None else "POST"
+        with self._client.stream(method, self._base_url + path, json=question) as response:
             yield response, response.iter_raw()
 
 

@@ -132,22 +132,64 @@ def test_an_engine_that_hangs_after_it_answered_ages_and_repeats_no_number(serve
     assert sample.fields["stats_age_s"] > first.fields["stats_age_s"]  # type: ignore[operator]
 
 
-def test_an_answer_that_comes_late_counts_as_late_and_its_numbers_are_left_out(server: EngineEndpoint) -> None:
+def test_the_numbers_of_a_slow_engine_come_with_a_later_tick_and_say_how_old_they_are(server: EngineEndpoint) -> None:
+    answers = itertools.count(1)
+
     def slow() -> Page:
         time.sleep(0.25)
-        return Page(vllm().encode())
+        return Page(vllm(generated=(1000.0 * next(answers),)).encode())
 
     server.pages["/metrics"] = slow
     ticks = Ticks(server.url, wait_s=0.02, interval_s=1.0)
-    for _ in range(60):
-        samples = ticks.all()
-        assert all(sample.fields.keys() <= {"up", "stats_age_s"} for sample in samples)
-        status = ticks.collector.statuses()[0]
-        if status.state == "ready":
-            break
-        time.sleep(0.02)
-    assert "not within" in status.problem  # it is alive, and is told apart from down
+    first = ticks.until(lambda sample: "generation_tokens_total" in sample.fields)
+    assert first.fields["generation_tokens_total"] == 1000
+    assert 0 < first.fields["stats_age_s"] < PATIENT_S  # type: ignore[operator]
+    assert first.fields["up"] == 1
+    second = ticks.until(lambda sample: "tokens_per_s" in sample.fields)
+    assert second.fields["generation_tokens_total"] == 2000
+    # 1000 tokens between two bodies that are at least 0.25 s apart, whatever the ticks' own distance is
+    assert 0 < second.fields["tokens_per_s"] <= 4000  # type: ignore[operator]
+    status = ticks.collector.statuses()[0]
+    assert status.state == "ready"
+    assert "late and seldom" in status.problem
     assert ticks.collector.late > 0
+
+
+def test_a_slow_engine_has_as_long_a_rest_as_it_took_and_a_fast_one_none(server: EngineEndpoint) -> None:
+    asked: list[float] = []
+
+    def slow() -> Page:
+        asked.append(time.monotonic())
+        time.sleep(0.3)
+        return Page(vllm().encode())
+
+    server.pages["/metrics"] = slow
+    ticks = Ticks(server.url, wait_s=0.01, interval_s=1.0)
+    ticks.until(lambda _: len(asked) == 4)
+    assert all(later - before >= 0.6 for before, later in itertools.pairwise(asked[1:]))
+    server.metrics(vllm())
+    ticks.collector._wait_s = PATIENT_S
+    ticks.until(lambda sample: "requests_running" in sample.fields and not ticks.collector.statuses()[0].problem)
+    before = server.requests.count("/metrics")
+    for _ in range(3):
+        assert "requests_running" in ticks.one().fields
+    assert server.requests.count("/metrics") == before + 3
+
+
+def test_a_slow_engine_is_down_only_after_three_times_its_usual_time(server: EngineEndpoint) -> None:
+    def slow() -> Page:
+        time.sleep(0.2)
+        return Page(vllm().encode())
+
+    server.pages["/metrics"] = slow
+    ticks = Ticks(server.url, wait_s=0.01, interval_s=0.05, deadline_s=20.0)
+    first = ticks.until(lambda sample: "requests_running" in sample.fields)
+    usual_s = ticks.collector._engines[0].slow_s
+    server.hang("/metrics")
+    down = ticks.until(lambda sample: sample.fields["up"] == 0)
+    assert usual_s >= 0.2
+    assert down.fields["stats_age_s"] >= 3 * usual_s  # type: ignore[operator]
+    assert first.fields["up"] == 1
 
 
 def test_a_dripping_body_ends_at_the_deadline(server: EngineEndpoint) -> None:

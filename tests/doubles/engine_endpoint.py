@@ -23,17 +23,22 @@ class Page:
 
 
 class EngineEndpoint:
-    """`pages[path]` is a Page or a function that makes one for each request; other paths are 404. `requests` lists what was asked."""
+    """`pages[path]` is a Page or a function that makes one for each request; other paths are 404. `requests` lists what was asked,
+    `headers` how it was asked last, by path, and `posted` what was sent.
+    """
 
     def __init__(self, port: int = 0) -> None:
         self.pages: dict[str, Page | Callable[[], Page]] = {"/health": Page()}
         self.requests: list[str] = []
+        self.headers: dict[str, dict[str, str]] = {}
+        self.posted: list[tuple[str, object]] = []
         self.released = threading.Event()  # what hangs, hangs until this is set
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 endpoint.requests.append(self.path)
+                endpoint.headers[self.path] = dict(self.headers.items())
                 page = endpoint.pages.get(self.path, Page(status=404))
                 page = page() if callable(page) else page
                 with contextlib.suppress(OSError):
@@ -47,6 +52,11 @@ class EngineEndpoint:
                         self.send_header(name, value)
                     self.end_headers()
                     self.wfile.write(page.body)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+                endpoint.posted.append((self.path, json.loads(body)))
+                self.do_GET()
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
