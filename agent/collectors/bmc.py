@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from agent.collectors.interface import Finding, Tags, Tick
 from agent.periodic import Periodic
@@ -60,11 +61,11 @@ class BmcCollector:
         self._fault: BmcFault | None = None
 
     @classmethod
-    def of(cls, settings: AgentSettings, tags: Tags) -> BmcCollector | None:
-        """For the BMC of this host, if one is configured."""
+    def of(cls, settings: AgentSettings, tags: Tags, memory: Path | None = None) -> BmcCollector | None:
+        """For the BMC of this host, if one is configured. `memory` is a folder that outlives the process."""
         if settings.bmc is None:
             return None
-        reader = reader_of(settings.bmc, settings.language)
+        reader = reader_of(settings.bmc, settings.language, memory)
         return cls(tags, settings.bmc, reader, settings.language) if reader else None
 
     @property

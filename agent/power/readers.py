@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
+from agent.power.ipmi import IpmiReader
 from agent.power.reading import BmcReading
 from agent.power.redfish.reader import RedfishReader
 from agent.settings import BmcTarget
@@ -20,28 +22,15 @@ class BmcReader(Protocol):
     def close(self) -> None: ...
 
 
-class Plain:
-    """A reader whose protocol leaves nothing open between two readings."""
-
-    def __init__(self, read: Callable[[BmcTarget], BmcReading], target: BmcTarget) -> None:
-        self._read = read
-        self._target = target
-
-    def read(self) -> BmcReading:
-        return self._read(self._target)
-
-    def close(self) -> None:
-        pass
-
-
-READERS: Mapping[str, Callable[[BmcTarget, str], BmcReader]] = {
-    # one line a scheme; each gets the target and the agent's language
-    "https": RedfishReader,
-    "http": RedfishReader,
+READERS: Mapping[str, Callable[[BmcTarget, str, Path | None], BmcReader]] = {
+    # one line a scheme; each gets the target, the agent's language, and a folder that outlives the process where there is one
+    "https": lambda target, language, _memory: RedfishReader(target, language),
+    "http": lambda target, language, _memory: RedfishReader(target, language),
+    "ipmi": IpmiReader,
 }
 
 
-def reader_of(target: BmcTarget, language: str) -> BmcReader | None:
+def reader_of(target: BmcTarget, language: str, memory: Path | None = None) -> BmcReader | None:
     """The reader for the target's scheme; None where there is none."""
     make = READERS.get(target.url.partition(":")[0])
-    return make(target, language) if make else None
+    return make(target, language, memory) if make else None
