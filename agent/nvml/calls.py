@@ -34,7 +34,7 @@ class GpuFault(Exception):
     """The whole GPU is out; `code` says how."""
 
     def __init__(self, code: int) -> None:
-        super().__init__(codes.name_of(code))
+        super().__init__(f"NVML code {code}")
         self.code = code
 
 
@@ -126,7 +126,7 @@ class Calls:
         if code in codes.GPU_FAULTS:
             raise GpuFault(code)
         if code in codes.DRIVER_GONE:
-            raise DriverGone(codes.name_of(code))
+            raise DriverGone(f"NVML code {code}")
         if code in codes.REFUSALS:
             self.refuse(key)
             if code == codes.NO_PERMISSION:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent.driver import DriverCodes
 from telemetry.catalogue import GPU_STATES
+from telemetry.messages import catalogue, say
 
 SUCCESS = 0
 UNINITIALIZED = 1
@@ -26,20 +27,6 @@ DEPRECATED = 26
 NOT_READY = 27
 GPU_NOT_FOUND = 28
 UNKNOWN = 999
-
-NAMES = {
-    UNINITIALIZED: "the driver connection is gone",
-    NO_PERMISSION: "no permission",
-    DRIVER_NOT_LOADED: "the driver is not loaded",
-    LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found",
-    GPU_IS_LOST: "the GPU is lost: it has fallen off the bus or is otherwise inaccessible",
-    RESET_REQUIRED: "the GPU needs a reset before it can be used again",
-    OPERATING_SYSTEM: "the operating system blocked the request",
-    LIB_RM_VERSION_MISMATCH: "the driver and its library are of different versions",
-    NOT_READY: "the GPU is not ready",
-    GPU_NOT_FOUND: "the GPU is not found",
-    UNKNOWN: "the driver reports an unknown error",
-}
 
 REFUSALS = frozenset(
     {
@@ -89,9 +76,10 @@ def state_of(code: int) -> int:
     return _STATES.get(code, LOST)
 
 
-def name_of(code: int) -> str:
+def name_of(code: int, language: str = "en") -> str:
     """What a code means, in words."""
-    return NAMES.get(code, f"NVML error {code}")
+    key = f"gpu.code.{code}"
+    return say(key, language) if key in catalogue() else say("gpu.code.other", language, code=code)
 
 
 CODES = DriverCodes(

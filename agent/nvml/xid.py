@@ -1,35 +1,61 @@
-"""XID errors worth a name: what the driver's number means and what it asks for."""
+"""XID errors: what the driver's number means, how bad it is and what it asks for. Meanings after NVIDIA's "XID Errors" catalogue."""
 
 from __future__ import annotations
 
-NAMES = {
-    13: "graphics engine exception",
-    31: "GPU memory page fault",
-    43: "GPU stopped processing",
-    45: "preemptive cleanup",
-    48: "double-bit ECC error",
-    62: "micro-controller halt",
-    63: "row remapping recorded",
-    64: "row remapping failed",
-    69: "graphics engine class error",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    92: "high single-bit ECC error rate",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    109: "context switch timeout",
-    119: "GSP RPC timeout",
-    120: "GSP error",
-    140: "unrecovered ECC error",
-    143: "GPU initialisation failed",
-    154: "GPU recovery action changed",
-    162: "power smoothing on",
-    163: "power smoothing off",
+from dataclasses import dataclass
+from typing import Literal
+
+from telemetry.messages import catalogue, say
+
+Severity = Literal["info", "warning", "application", "critical"]
+"""application: the fault of what runs on the GPU, which stays usable. critical: the GPU is out, or is best taken out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """`action` is a key of the sentences under `gpu.xid_action`."""
+
+    severity: Severity
+    action: str
+
+
+_APPLICATION = Meaning("application", "restart_app")
+_RESET = Meaning("critical", "reset_gpu")
+_LINK = Meaning("warning", "check_link")
+
+MEANINGS = {
+    13: _APPLICATION,
+    31: _APPLICATION,
+    43: _APPLICATION,
+    45: _APPLICATION,
+    69: _APPLICATION,
+    94: _APPLICATION,  # contained: the application that met it is ended, nothing else suffers
+    48: _RESET,
+    62: _RESET,
+    95: _RESET,
+    109: _RESET,
+    119: _RESET,
+    120: _RESET,
+    140: _RESET,
+    143: _RESET,
+    63: Meaning("info", "none"),
+    64: Meaning("critical", "replace"),
+    74: _LINK,
+    79: Meaning("critical", "reboot"),
+    92: Meaning("warning", "watch"),
+    154: Meaning("warning", "read_action"),
+    162: Meaning("info", "none"),
+    163: Meaning("info", "none"),
+    **dict.fromkeys(range(144, 151), _LINK),  # of the fifth NVLink generation
 }
-NVLINK5 = range(144, 151)
 
 
-def text_of(code: int) -> str:
-    """One line for an event: number, name where known."""
-    name = "NVLink error" if code in NVLINK5 else NAMES.get(code)
-    return f"XID {code}: {name}" if name else f"XID {code}"
+def text_of(code: int, language: str = "en") -> str:
+    """One line for an event: number, name where known, and what to do about it where that is known."""
+    meaning = MEANINGS.get(code)
+    key = f"gpu.xid.{74 if meaning is _LINK else code}"
+    name = say(key if key in catalogue() else "gpu.xid.unnamed", language)
+    if meaning is None:
+        return say("gpu.xid.line", language, code=code, name=name)
+    action = say(f"gpu.xid_action.{meaning.action}", language)
+    return say("gpu.xid.line_and_action", language, code=code, name=name, action=action)
