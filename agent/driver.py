@@ -37,7 +37,7 @@ class DriverCodes:
     stale_remedy: str
     quiet: frozenset[int]
     state_of: Callable[[int], int]
-    name_of: Callable[[int], str]
+    name_of: Callable[..., str]  # (code, language="en")
 
 
 class DriverGone(Exception):
@@ -68,16 +68,28 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class MigReading:
+    """Fields of the `mig` measurement that were read of one instance in this sweep."""
+
+    uuid: str
+    fields: Mapping[str, Number | str]
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What a sweep brought of one GPU: fields of the `gpu` measurement that were read in it and no others.
 
-    `code` is the vendor's, behind a state other than ok. `pids` is None when processes were not asked for or not told.
+    `code` is the vendor's, behind a state other than ok. `pids` is None when processes were not asked for; `untold` when they were and
+    the driver doesn't tell. `migs`: what was read of its MIG instances. `facts`: what findings need and no measurement holds.
     """
 
     state: int
     code: int
     fields: Mapping[str, Number | str]
     pids: tuple[int, ...] | None
+    untold: bool = False
+    migs: Sequence[MigReading] = ()
+    facts: Mapping[str, Any] | None = None
 
 
 class DriverGpu(Protocol):

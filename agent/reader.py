@@ -2,8 +2,9 @@
 
 LIBRARY is the folder in agent/ whose `session` module speaks with the driver.
 
-It reads `{"tick": n}` frames on standard input and answers on standard output: `inventory` when the GPUs have been enumerated, one `gpu`
-frame for each GPU as soon as it is read, `xid` for each XID error, and `done` with the driver's code when the sweep is over.
+It reads `{"tick": n}` frames on standard input (with `"reprobe": true` to ask everything anew) and answers on standard output:
+`inventory` when the GPUs have been enumerated, one `gpu` frame for each GPU as soon as it is read, `xid` for each XID error, and
+`done` with the driver's code when the sweep is over.
 It ends when standard input does.
 """
 
@@ -49,6 +50,7 @@ class Reader:
         self._next_opening_s = 0.0  # monotonic s, while the driver or a GPU is out
         self._rediscover_s = timing.rediscover_s
         self._faulty = False  # a GPU has been out since the last opening
+        self._reopen = False
         self._opened_s = 0.0
         self._checked_s = 0.0  # when the kernel driver's list was last compared
         self._told: list[Row] = []  # the enumeration as the agent knows it
@@ -57,6 +59,10 @@ class Reader:
     def tick(self, number: int) -> None:
         """Begin the sweep of this tick; what an earlier one left undone is dropped."""
         self.crew.assign([Job("plan", lambda: self._plan(number))])
+
+    def reprobe(self) -> None:
+        """Open anew at the next sweep: enumerate, forget what was refused, read every group again."""
+        self._reopen = True
 
     def _plan(self, number: int) -> Iterable[Job]:
         if self._is_opening_due() and not self.crew.stuck(but="plan"):
@@ -81,6 +87,8 @@ class Reader:
         return jobs
 
     def _is_opening_due(self) -> bool:
+        if self._reopen:
+            return True
         if self._code == SUCCESS and not self._faulty:
             self._rediscover_s = self._timing.rediscover_s
             if self._clock() - self._checked_s >= self._timing.identity_s:
@@ -90,7 +98,7 @@ class Reader:
         return self._clock() >= self._next_opening_s
 
     def _open(self) -> None:
-        was_faulty, self._faulty = self._faulty, False
+        was_faulty, self._faulty, self._reopen = self._faulty, False, False
         self._code = self._session.open()
         self._opened_s = self._checked_s = self._clock()
         if self._code != SUCCESS:
@@ -137,8 +145,12 @@ class Reader:
                 "fields": reading.fields,
                 "errors": gpu.errors - errors,
             }
-            if reading.pids is not None:
+            if reading.pids is not None or reading.untold:
                 message["pids"] = reading.pids
+            if reading.migs:
+                message["migs"] = [[mig.uuid, mig.fields] for mig in reading.migs]
+            if reading.facts is not None:
+                message["facts"] = reading.facts
             self._send(message)
             return ()
 
@@ -185,9 +197,11 @@ def serve(requests: int, reader: Reader) -> None:
             piece = os.read(requests, 65536)
             if not piece:
                 return
-            ticks = [int(message["tick"]) for message in unpacker.feed(piece)]
-            if ticks:
-                reader.tick(ticks[-1])
+            messages = unpacker.feed(piece)
+            if any(message.get("reprobe") for message in messages):
+                reader.reprobe()
+            if messages:
+                reader.tick(int(messages[-1]["tick"]))
         patience = reader.crew.relieve()
 
 

@@ -25,7 +25,7 @@ from agent.collectors.nvidia import gpu_collector
 from agent.collectors.pdu import PduCollector
 from agent.collectors.rapl import RaplCollector
 from agent.merge import merged
-from agent.nvml.timing import ReaderTiming, kept_s
+from agent.nvml.timing import ReaderTiming, kept_s, mig_kept_s
 from agent.settings import AgentSettings
 from agent.worker import Late, Worker
 from telemetry import catalogue
@@ -41,7 +41,7 @@ from run to run; None when it may not.
 
 COLLECTORS: Mapping[str, Factory] = {
     # one line a source (where two speak of one thing, the earlier line's word stands)
-    "gpu": lambda settings, tags, _memory: gpu_collector(tags, settings.interval_s) if settings.nvml else None,
+    "gpu": gpu_collector,
     "dcgm": lambda settings, tags, _memory: dcgm.DcgmCollector.of(settings, tags),
     "amd": lambda settings, tags, _memory: amd_collector(tags, settings.interval_s) if settings.amd else None,
     "ascend": lambda settings, tags, _memory: AscendCollector.of(settings, tags),
@@ -55,6 +55,7 @@ COLLECTORS: Mapping[str, Factory] = {
 
 SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
     "gpu": {**kept_s(ReaderTiming()), **dcgm.KEPT},
+    "mig": mig_kept_s(ReaderTiming()),
     "host": {"clock_offset_s": 2.5 * CLOCK_OFFSET_EVERY_S},
 }
 """The fields that a collector doesn't read at every tick, and for how many seconds their last value stands."""
@@ -62,13 +63,13 @@ SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
 
 def slow_measurements(settings: AgentSettings) -> dict[str, float]:
     """The measurements that are not read at every tick, and for how many seconds their last sample stands."""
-    kept: dict[str, float] = {}
+    kept = {"mig": min(SLOW_FIELDS["mig"].values())}
     if settings.bmc is not None:
         kept |= dict.fromkeys(bmc.MEASUREMENTS, bmc.KEPT_PERIODS * settings.bmc.every_s)
     if settings.pdus:
         kept["circuit"] = bmc.KEPT_PERIODS * max(pdu.every_s for pdu in settings.pdus)
     if settings.dcgm_url:
-        kept["mig"] = exporter.KEPT_S
+        kept["mig"] = max(kept["mig"], exporter.KEPT_S)
     return kept
 
 

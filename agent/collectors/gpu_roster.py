@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.driver import OK, SUCCESS, Row
@@ -21,7 +21,13 @@ class KnownGpu:
     listed: bool = True  # in the driver's present enumeration
     listing_code: int = SUCCESS  # of the enumeration, when its handle can't be had
     pci: str = ""  # normalised address
-    xids: int | None = None  # since the agent's start; None when the card doesn't deliver them
+    driver: str = ""  # its version
+    bound: bool = False  # the kernel driver has it
+    fallen: int | None = None  # number of the tick in which the kernel's log said that it has fallen off the bus
+    persistence: int | None = None  # 0 off, 1 on
+    migs: tuple[str, ...] = ()  # uuids of its MIG instances
+    told: frozenset[str] = frozenset()  # the fields that were ever read
+    xids: int | None = None  # since the agent's start; None when nobody delivers them
 
     @property
     def subject(self) -> str:
@@ -60,7 +66,7 @@ class GpuRoster:
                 self._gpus[row.uuid or f"index {row.index}"] = gpu
             gpu.index, gpu.listed, gpu.listing_code = row.index, True, row.code
             if row.uuid:
-                gpu.name, gpu.pci = row.name, row.pci or gpu.pci
+                gpu.name, gpu.pci, gpu.driver = row.name, row.pci or gpu.pci, row.driver
                 gpu.xids = (gpu.xids or 0) if row.xid_events else gpu.xids
         unnamed = [key for key, gpu in self._gpus.items() if not gpu.uuid]
         for key in unnamed:  # it has a name now, or is listed no more: either way it isn't known under its index
@@ -69,8 +75,21 @@ class GpuRoster:
 
     def expect(self, index: int, uuid: str, pci: str, now: float) -> None:
         """A GPU that the kernel driver has bound, whether its library lists it or not."""
-        if uuid not in self._gpus:
-            self._gpus[uuid] = KnownGpu(uuid, index, "", now, listed=False, pci=pci)
+        self._gpus.setdefault(uuid, KnownGpu(uuid, index, "", now, listed=False, pci=pci)).bound = True
+
+    def recall(self, index: int, uuid: str, name: str, pci: str, now: float, *, listed: bool) -> None:
+        """A GPU that this host had when the agent last ran."""
+        self._gpus.setdefault(uuid, KnownGpu(uuid, index, name, now, listed=listed, pci=pci))
+
+    def forget(self, keep: Collection[str]) -> None:
+        """Drop those that nobody lists and that aren't to be kept: they were replaced."""
+        for uuid in [gpu.uuid for gpu in self._gpus.values() if not (gpu.listed or gpu.bound or gpu.uuid in keep)]:
+            del self._gpus[uuid]
+
+    def at(self, pci: str) -> KnownGpu | None:
+        """The GPU at a normalised PCI address, the one that is listed where two were."""
+        there = [gpu for gpu in self._gpus.values() if gpu.pci == pci]
+        return max(there, key=lambda gpu: gpu.listed, default=None)
 
     def _nameless(self, index: int, named: set[str]) -> KnownGpu | None:
         for gpu in self._gpus.values():

@@ -9,18 +9,29 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from agent.collectors.engine_identity import Change, Identities
+from agent.collectors.gpu_memory import GpuMemory, RememberedGpu
 from agent.collectors.gpu_roster import GpuRoster, KnownGpu
 from agent.collectors.interface import GpuProcesses, Tags, Tick
 from agent.driver import ABSENT, HUNG, LOST, OK, SUCCESS, DriverCodes, Row
 from agent.frames import BadFrame, Message
-from agent.nvml import codes, xid
+from agent.kernel_log import KernelLog
+from agent.nvml import codes, kernel_lines, xid
 from agent.nvml.timing import ReaderTiming, to_argument
+from agent.nvml.xid_ledger import XidLedger
 from agent.reader_process import ReaderProcess
-from telemetry.catalogue import GPU, GPU_STATES
+from agent.settings import AgentSettings
+from telemetry.catalogue import GPU, GPU_STATES, MIG, Field, Measurement
+from telemetry.lineprotocol import printable
+from telemetry.messages import say
 from telemetry.sample import Sample, Value
 
 log = logging.getLogger(__name__)
+
+MOST_INSTANCES = 64
+"""MIG instances of one GPU that are taken from an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class GpuCollector:
     name: str
     driver: DriverCodes
     reader: str  # the folder in agent/ that speaks with the driver
+    without_library: int | None = None  # the driver's code for a host that doesn't even have its library
 
     def __init__(
         self,
@@ -57,7 +69,12 @@ class GpuCollector:
         patience: Patience | None = None,
         process: ReaderProcess | None = None,
         root: Path = Path("/"),
+        *,
+        language: str = "en",
+        memory: Path | None = None,
+        expected: int | None = None,
     ) -> None:
+        """`memory` is a folder in which it may remember this host's GPUs; `expected` how many there should be, where that is known."""
         timing = timing or ReaderTiming()
         self.errors = 0
         self.pids_by_gpu: Mapping[str, tuple[int, ...]] = {}
@@ -78,6 +95,13 @@ class GpuCollector:
         self._failed_starts = 0
         self._strikes = 0  # readers killed in a row
         self._complaints: set[str] = set()
+        self._language = language
+        self._memory = GpuMemory(memory / f"{self.name}.json" if memory else None, expected)
+        self._identities = Identities(memory / f"{self.name}_driver.json" if memory else None)
+        self._recalled = False
+        self._swept = False  # the reader has ended a sweep since its first start, or since `resume`
+        self._paused = False
+        self._reprobe = False
 
     @property
     def reader_pid(self) -> int | None:
@@ -92,17 +116,47 @@ class GpuCollector:
         with self._turn:
             if self._closed:
                 return ()
+            if self._paused:
+                self._release()
+                return self._besides(tick)
             self._ticks.append(tick)
             samples: list[Sample] = []
             self._tend(tick.monotonic_s)
-            if self._process.send({"tick": tick.number}):
+            reprobe = self._reprobe
+            if self._process.send({"tick": tick.number, **({"reprobe": True} if reprobe else {})}):
+                self._reprobe = self._reprobe and not reprobe
                 self._listen(tick, samples)
+            if not self._swept and tick.monotonic_s - self._started_s >= self.patience.hung_s:
+                self._recall(tick, listed=True)  # nothing was ever heard: what hangs is what there was
+            samples += self._besides(tick)
             for gpu in self._roster:
                 samples += self._silent(gpu, tick)
             self.gpu_processes = [
-                GpuProcesses(gpu.index, gpu.uuid, self.pids_by_gpu.get(gpu.uuid)) for gpu in self._roster if gpu.listed
+                GpuProcesses(gpu.index, gpu.uuid, self.pids_by_gpu.get(gpu.uuid), gpu.migs)
+                for gpu in self._roster
+                if gpu.listed
             ]
-            return samples
+            return [*samples, *self._counts(tick)]
+
+    def pause(self) -> None:
+        """End the reader, and with it every hold on a device; nothing is said of the GPUs until `resume`."""
+        self._paused = True
+        if self._turn.acquire(timeout=0.6):
+            self._release()
+            self._turn.release()
+
+    def resume(self) -> None:
+        """Enumerate afresh: with another GPU in its slot, one that was exchanged is no loss."""
+        if self._paused and self._turn.acquire(timeout=0.6):
+            self._roster = GpuRoster()
+            self._driver, self._swept, self._recalled = SUCCESS, False, False
+            self._start_at_s = 0.0
+            self._paused = False
+            self._turn.release()
+
+    def reprobe(self) -> None:
+        """With the next tick forget what the driver refused, enumerate and read every group again."""
+        self._reprobe = True
 
     def close(self) -> None:
         """End the reader, also one that hangs; returns within a second."""
@@ -113,6 +167,12 @@ class GpuCollector:
             self._turn.release()
 
     # the reader
+
+    def _release(self) -> None:
+        self.gpu_processes, self.pids_by_gpu = (), {}
+        if not self._process.killed:
+            self._process.kill(0.3)
+        self._process.reap()
 
     def _tend(self, now: float) -> None:
         if self._process.pid is not None:
@@ -177,7 +237,7 @@ class GpuCollector:
             kind = message["kind"]
             if kind == "inventory":
                 self._driver = SUCCESS
-                self._roster.enumerate([Row.heard(raw) for raw in message["gpus"]], tick.monotonic_s)
+                samples += self._enumerate([Row.heard(raw) for raw in message["gpus"]], tick)
             elif kind == "bound":
                 for index, uuid, pci in message["gpus"]:
                     self._roster.expect(int(index), str(uuid), str(pci), tick.monotonic_s)
@@ -189,18 +249,58 @@ class GpuCollector:
                 self.errors += 1
                 self._complain(f"the {self.driver.library} reader failed at {message['job']}: {message['text']}")
             elif kind == "done":
-                self._heard_s = tick.monotonic_s
-                self._hear_driver(int(message["driver"]))
+                self._heard_s, self._swept = tick.monotonic_s, True
+                self._hear_driver(int(message["driver"]), tick)
                 return int(message["tick"]) == tick.number
         except (KeyError, TypeError, ValueError) as error:
             raise BadFrame(f"{type(error).__name__}: {error}") from None
         return False
 
-    def _hear_driver(self, code: int) -> None:
+    def _enumerate(self, rows: Sequence[Row], tick: Tick) -> list[Sample]:
+        """Take the driver's list, beside what this host is known to have."""
+        self._memory.update(
+            RememberedGpu(row.uuid, row.index, row.name, row.pci) for row in rows if row.uuid and row.code == SUCCESS
+        )
+        self._recall(tick, listed=False)
+        self._roster.enumerate(rows, tick.monotonic_s)
+        self._roster.forget({gpu.uuid for gpu in self._memory.known})
+        version = printable(next((row.driver for row in rows if row.driver), ""))[:80]
+        changes = self._identities.update(self.name, {"version": version}) if version else []
+        return [self._driver_event(change, tick) for change in changes]
+
+    def _driver_event(self, change: Change, tick: Tick) -> Sample:
+        text = say("gpu.event.driver", self._language, before=change.before, after=change.after)
+        tags = {**self._tags, "kind": "deploy", "subject": "driver"}
+        return Sample("event", tags, {"text": text, "code": 0, "detail": self.driver.library}, tick.time_ns)
+
+    def _recall(self, tick: Tick, *, listed: bool) -> None:
+        """Take the GPUs that this host had when the agent last ran into the roster, once. `listed`: as if the driver had them."""
+        if self._recalled:
+            return
+        self._recalled = True
+        for gpu in self._memory.known:
+            self._roster.recall(gpu.index, gpu.uuid, gpu.name, gpu.pci, self._started_s, listed=listed)
+
+    def _counts(self, tick: Tick) -> list[Sample]:
+        """How many GPUs answer, beside how many there should be; nothing on a host that has none of this kind."""
+        told = self._memory.told
+        if not len(self._roster) and not (told and self._swept and self._driver != self.without_library):
+            return []
+        expected = max(self._memory.count, len(self._roster)) if told is None else told
+        seen = sum(gpu.state == OK for gpu in self._roster)
+        return [Sample("host", self._tags, {"gpus_seen": seen, "gpus_expected": expected}, tick.time_ns)]
+
+    def _besides(self, tick: Tick) -> list[Sample]:
+        """What is known of the GPUs from elsewhere than their driver's library."""
+        return []
+
+    def _hear_driver(self, code: int, tick: Tick) -> None:
         if code == self.driver.stale:
             self._complain(f"no GPU readings: {self.driver.name_of(code)}; {self.driver.stale_remedy}")
         elif code != SUCCESS and code not in self.driver.quiet:
             self._complain(f"no GPU readings: {self.driver.name_of(code)}")
+        if code != SUCCESS:
+            self._recall(tick, listed=False)
         self._driver = code
 
     def _reading(self, message: Message, tick: Tick) -> list[Sample]:
@@ -209,24 +309,45 @@ class GpuCollector:
             return []
         self.errors += int(message["errors"])
         if "pids" in message:
-            self.pids_by_gpu = {**self.pids_by_gpu, gpu.uuid: tuple(int(pid) for pid in message["pids"])}
+            self._take_pids(gpu, message["pids"])
+        if "facts" in message:
+            _take_facts(gpu, message["facts"])
         gpu.answered_s = tick.monotonic_s
         asked = next((past for past in self._ticks if past.number == message["tick"]), None)
         if asked is None:
             return []  # it comes from a call that hung: proof of life, but nothing of now
-        fields = {name: _typed(name, value) for name, value in message["fields"].items() if name in GPU.fields}
+        fields = _typed(GPU, message["fields"])
+        if not fields.keys() <= gpu.told:
+            gpu.told = gpu.told.union(fields)
+        if gpu.fallen is not None:
+            if asked.number <= gpu.fallen:
+                return []  # of before its fall
+            gpu.fallen = None
         samples = self._change(gpu, int(message["state"]), int(message["code"]), tick)
         if gpu.xids is not None and gpu.state == OK:
             fields["xid_total"] = gpu.xids
         samples.append(self._sample(gpu, asked, fields))
+        return [*samples, *self._mig_samples(gpu, message.get("migs", ()), asked)]
+
+    def _mig_samples(self, gpu: KnownGpu, migs: Any, asked: Tick) -> list[Sample]:
+        samples = []
+        for uuid, raw in list(migs)[:MOST_INSTANCES]:
+            tags = {**self._tags, "gpu": str(gpu.index), "uuid": gpu.uuid, "mig": printable(str(uuid))[:96]}
+            fields = _typed(MIG, raw)
+            if fields:
+                samples.append(Sample("mig", tags, fields, asked.time_ns))
         return samples
+
+    def _take_pids(self, gpu: KnownGpu, pids: Any) -> None:
+        others = {uuid: told for uuid, told in self.pids_by_gpu.items() if uuid != gpu.uuid}
+        self.pids_by_gpu = others if pids is None else {**others, gpu.uuid: tuple(int(pid) for pid in pids)}
 
     def _xid(self, uuid: str, code: int, tick: Tick) -> list[Sample]:
         gpu = self._roster.find(uuid)
         if gpu is None:
             return []
         gpu.xids = (gpu.xids or 0) + 1
-        return [self._event("xid", gpu, xid.text_of(code), code, tick)]
+        return [self._event("xid", gpu, xid.text_of(code, self._language), code, tick)]
 
     def _silent(self, gpu: KnownGpu, tick: Tick) -> list[Sample]:
         """What there is to say of a GPU that gave no reading in this tick: that it is out, once that is certain."""
@@ -238,6 +359,11 @@ class GpuCollector:
             state, code = (gpu.state, gpu.code) if gpu.state == LOST else (ABSENT, self.driver.missing)
         elif gpu.listing_code not in (SUCCESS, self.driver.timeout):
             state, code = self.driver.state_of(gpu.listing_code), gpu.listing_code
+        elif gpu.fallen is not None:
+            state, code = (
+                gpu.state,
+                gpu.code,
+            )  # as the kernel's log said, whether or not the driver's library can say it
         elif tick.monotonic_s - gpu.answered_s >= self.patience.hung_s:
             state, code = HUNG, self.driver.timeout
             self.errors += gpu.state != HUNG
@@ -250,8 +376,13 @@ class GpuCollector:
         before, gpu.state, gpu.code = gpu.state, state, code
         if state in (before, OK):
             return []
-        why = "the driver does not answer" if state == HUNG else self.driver.name_of(code)
-        return [self._event("gpu_lost", gpu, f"GPU {gpu.index} {GPU_STATES[state]}: {why}", code, tick)]
+        word = say(f"gpu.state.{GPU_STATES[state]}", self._language)
+        if gpu.fallen == tick.number:
+            text = say("gpu.event.fallen", self._language, index=gpu.index, state=word)
+        else:
+            why = say("gpu.code.10", self._language) if state == HUNG else self.driver.name_of(code, self._language)
+            text = say("gpu.event.lost", self._language, index=gpu.index, state=word, why=why)
+        return [self._event("gpu_lost", gpu, text, code, tick)]
 
     def _sample(self, gpu: KnownGpu, tick: Tick, fields: Mapping[str, Value]) -> Sample:
         tags = {**self._tags, "gpu": str(gpu.index)}
@@ -270,33 +401,117 @@ class GpuCollector:
             log.warning("%s", text)
 
 
-def _typed(name: str, value: object) -> Value:
-    """JSON has one kind of number for whole floats' sake: the catalogue says which is meant."""
-    kind = GPU.fields[name].type
-    if kind is str:
+def _typed(measurement: Measurement, raw: Mapping[str, object]) -> dict[str, Value]:
+    """The fields that the catalogue knows. JSON has one kind of number for whole floats' sake: the catalogue says which is meant."""
+    return {name: _value(measurement.fields[name], value) for name, value in raw.items() if name in measurement.fields}
+
+
+def _value(field: Field, value: object) -> Value:
+    if field.type is str:
         if not isinstance(value, str):
-            raise ValueError(f"{name} is no text")
+            raise ValueError(f"{field.name} is no text")
         return value
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} is no number")
-    return float(value) if kind is float else int(value)
+        raise ValueError(f"{field.name} is no number")
+    return float(value) if field.type is float else int(value)
+
+
+def _take_facts(gpu: KnownGpu, facts: Mapping[str, Any]) -> None:
+    persistence = facts.get("persistence")
+    gpu.persistence = None if persistence is None else int(persistence)
+    gpu.migs = tuple(printable(str(uuid))[:96] for uuid in facts.get("migs", ()))[:MOST_INSTANCES]
 
 
 class NvidiaCollector(GpuCollector):
-    """NVIDIA GPUs, through NVML."""
+    """NVIDIA GPUs, through NVML, and through the kernel's log, which speaks when NVML is silent."""
 
     name = "gpu"
     driver = codes.CODES
     reader = "nvml"
+    without_library = codes.LIBRARY_NOT_FOUND
+
+    def __init__(
+        self,
+        tags: Tags,
+        timing: ReaderTiming | None = None,
+        patience: Patience | None = None,
+        process: ReaderProcess | None = None,
+        root: Path = Path("/"),
+        *,
+        language: str = "en",
+        memory: Path | None = None,
+        expected: int | None = None,
+        kernel_log: KernelLog | None = None,
+    ) -> None:
+        super().__init__(tags, timing, patience, process, root, language=language, memory=memory, expected=expected)
+        self._kernel_log = kernel_log
+        self._ledger = XidLedger()
+
+    def close(self) -> None:
+        """As of any GPUs; the kernel's log is left, too."""
+        super().close()
+        if self._kernel_log is not None:
+            self._kernel_log.close()
+
+    def _besides(self, tick: Tick) -> list[Sample]:
+        """The kernel's log of this tick: XID errors that NVML has not told of, and GPUs that have fallen off the bus."""
+        if self._kernel_log is None:
+            return []
+        records = self._kernel_log.read(tick.monotonic_s)
+        if self._kernel_log.readable:
+            for gpu in self._roster:
+                gpu.xids = gpu.xids or 0
+        return [sample for record in records for sample in self._kernel_line(record.text, tick)]
+
+    def _kernel_line(self, text: str, tick: Tick) -> list[Sample]:
+        told = kernel_lines.parse(text)
+        if told is None:
+            if kernel_lines.is_unclear(text):
+                self._complain(f"an XID line of the kernel's log isn't understood: {printable(text)[:200]}")
+            return []
+        gpu = self._roster.at(told.pci)
+        samples: list[Sample] = []
+        if told.code is not None:
+            uuid = gpu.uuid if gpu is not None else told.pci
+            if self._ledger.is_new("log", uuid, told.code, tick.monotonic_s, tick.monotonic_s):
+                samples += (
+                    super()._xid(uuid, told.code, tick) if gpu is not None else self._stray(told.pci, told.code, tick)
+                )
+        if gpu is not None and not self._paused and told.code in (None, kernel_lines.FALLEN):
+            gpu.fallen = tick.number
+            samples += self._change(gpu, LOST, codes.GPU_IS_LOST, tick)
+        return samples
+
+    def _xid(self, uuid: str, code: int, tick: Tick) -> list[Sample]:
+        """One that NVML tells of, unless the kernel's log has told of it."""
+        is_new = self._ledger.is_new("events", uuid, code, tick.monotonic_s, self._heard_s)
+        return super()._xid(uuid, code, tick) if is_new else []
+
+    def _stray(self, pci: str, code: int, tick: Tick) -> list[Sample]:
+        """The XID error of a GPU that isn't known otherwise."""
+        text = xid.text_of(code, self._language)
+        tags = {**self._tags, "kind": "xid", "subject": f"pci {pci}"}
+        return [Sample("event", tags, {"text": text, "code": code, "detail": pci}, tick.time_ns)]
 
 
-def gpu_collector(tags: Tags, interval_s: float = 1.0) -> NvidiaCollector:
+def gpu_collector(settings: AgentSettings, tags: Tags, memory: Path | None) -> NvidiaCollector | None:
     """The collector of NVIDIA GPUs, for every host: without a driver it says nothing and looks again every 30 s.
 
-    `interval_s` is the time between ticks; the collector keeps well within it.
+    It keeps well within the time between ticks.
     """
-    usual = Patience()
+    if not settings.nvml:
+        return None
     return NvidiaCollector(
         tags,
-        patience=Patience(answer_s=min(2.0, usual.answer_s * interval_s), hung_s=max(usual.hung_s, 1.5 * interval_s)),
+        patience=patience_of(settings.interval_s),
+        language=settings.language,
+        memory=memory,
+        expected=settings.gpus_expected,
+        kernel_log=KernelLog(kernel_lines.WORD),
     )
+
+
+def patience_of(interval_s: float) -> Patience:
+    """With ticks that many seconds apart."""
+    usual = Patience()
+    return Patience(answer_s=min(2.0, usual.answer_s * interval_s), hung_s=max(usual.hung_s, 1.5 * interval_s))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pynvml
@@ -22,10 +24,20 @@ _one_at_a_time = threading.Lock()
 """Drivers have been seen to crash when GPUs are sampled in parallel."""
 
 
-class Gpm:
-    """One GPU's pair of samples. Each reading is the mean since the one before, so nothing here waits."""
+Take = Callable[[Any, Any], Any]
+"""Fills a sample of a device: (handle, buffer)."""
 
-    def __init__(self) -> None:
+
+class Gpm:
+    """The pair of samples of one GPU, or one MIG instance of the GPU `device`. Each reading is the mean since the one before, so
+    nothing here waits. `ways` to take a sample are tried in order.
+    """
+
+    def __init__(
+        self, ways: Mapping[str, Take] = MappingProxyType({"gpm_sample": pynvml.nvmlGpmSampleGet}), device: Any = None
+    ) -> None:
+        self._ways = ways
+        self._device = device
         self._supported: bool | None = None
         self._older: Any = None
         self._newer: Any = None
@@ -49,7 +61,9 @@ class Gpm:
 
     def _is_supported(self, calls: Calls, handle: Any) -> bool:
         if self._supported is None:
-            answer = calls.ask("gpm_support", pynvml.nvmlGpmQueryDeviceSupport, handle)
+            answer = calls.ask(
+                "gpm_support", pynvml.nvmlGpmQueryDeviceSupport, handle if self._device is None else self._device
+            )
             if answer is None:
                 return False
             self._supported = bool(answer.isSupportedDevice)
@@ -65,7 +79,7 @@ class Gpm:
         if last_s is not None and now - last_s <= SHORTEST_S:
             return {}
         self._sampled_s = None
-        if calls.ask("gpm_sample", pynvml.nvmlGpmSampleGet, handle, self._newer) is None:
+        if all(calls.ask(key, take, handle, self._newer) is None for key, take in self._ways.items()):
             return {}
         fields = {} if last_s is None or now - last_s > LONGEST_S else self._metrics(calls)
         self._older, self._newer, self._sampled_s = self._newer, self._older, now

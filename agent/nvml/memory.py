@@ -23,19 +23,24 @@ def read(calls: Calls, handle: Any, name: str, meminfo: Path) -> dict[str, Value
     integrated falls back on the host's memory: anywhere else "not supported" stays absent. Some drivers answer for such a device
     with the host's totals, which is as unified.
     """
-    info = calls.ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    if info is None:
-        info = calls.ask("memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
-    if info is not None:
-        if not 0 < info.total < 2**63 or info.used > info.total:
-            return {}
-        unified = _is_integrated(name) or float(info.total) == _of_the_host(meminfo).get("mem_total_bytes")
-        kind = "unified" if unified else "device"
-        return {"mem_used_bytes": float(info.used), "mem_total_bytes": float(info.total), "memory_kind": kind}
+    own = read_device(calls, handle)
+    if own:
+        unified = _is_integrated(name) or own["mem_total_bytes"] == _of_the_host(meminfo).get("mem_total_bytes")
+        return {**own, "memory_kind": "unified" if unified else "device"}
     if not _is_integrated(name):
         return {}
     shared = _of_the_host(meminfo)
     return {**shared, "memory_kind": "unified"} if shared else {}
+
+
+def read_device(calls: Calls, handle: Any) -> dict[str, Number]:
+    """mem_used_bytes and mem_total_bytes as the driver tells them of a GPU or a MIG instance."""
+    info = calls.ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    if info is None:
+        info = calls.ask("memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if info is None or not 0 < info.total < 2**63 or info.used > info.total:
+        return {}
+    return {"mem_used_bytes": float(info.used), "mem_total_bytes": float(info.total)}
 
 
 def _is_integrated(name: str) -> bool:

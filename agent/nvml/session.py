@@ -87,10 +87,16 @@ class Session:
                 if error.value not in (codes.TIMEOUT, codes.GPU_IS_LOST):
                     self.errors += 1
                 break
-            gpu = self._by_handle.get(_address(data.device))
+            gpu = self._by_handle.get(_address(data.device)) or self._parent(data.device)
             if gpu is not None and data.eventType & XID_EVENT:
                 taken.append((gpu.uuid, int(data.eventData)))
         return taken
+
+    def _parent(self, handle: Any) -> Gpu | None:
+        """The GPU of a MIG instance that an event names in its stead."""
+        with contextlib.suppress(pynvml.NVMLError):
+            return self._by_handle.get(_address(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
+        return None
 
     def _enumerate(self, index: int) -> Row:
         try:

@@ -144,7 +144,7 @@ def test_the_two_gpus_of_the_double_differ_in_every_field() -> None:
 def test_samples_carry_index_uuid_the_hosts_tags_and_the_ticks_time(host: Host) -> None:
     host.collector()
     samples = host.tick()
-    assert [dict(sample.tags) for sample in samples] == [
+    assert [dict(sample.tags) for sample in samples if sample.measurement == "gpu"] == [
         {"node": "n07", "rack": "r2", "gpu": "0", "uuid": "GPU-5c0a1e77-0001"},
         {"node": "n07", "rack": "r2", "gpu": "1", "uuid": "GPU-a9d3f210-0002"},
     ]
@@ -369,7 +369,7 @@ def test_equal_xids_are_counted_each_and_told_as_events(host: Host) -> None:
         ("gpu1", 31),
         ("gpu1", 79),
     ]
-    assert told[2].fields["text"] == "XID 79: GPU has fallen off the bus"
+    assert str(told[2].fields["text"]).startswith("XID 79: GPU has fallen off the bus; restart the machine")
     assert told[2].fields["detail"] == "GPU-a9d3f210-0002"
     seen = gpus(host.tick())
     assert (seen["0001"].fields["xid_total"], seen["0002"].fields["xid_total"]) == (0, 3)
