@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,9 @@ METRICS = (
     (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, "tensor_active_pct"),
     (pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, "dram_active_pct"),
 )
+MIG_METRICS = (*METRICS, (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, "gr_active_pct"))
+"""Of an instance also what stands for the use that only whole cards have: the share of time in which its engine was busy."""
+
 SHORTEST_S, LONGEST_S = 0.1, 30.0  # NVML wants its two samples more than 100 ms apart
 
 _one_at_a_time = threading.Lock()
@@ -34,10 +37,14 @@ class Gpm:
     """
 
     def __init__(
-        self, ways: Mapping[str, Take] = MappingProxyType({"gpm_sample": pynvml.nvmlGpmSampleGet}), device: Any = None
+        self,
+        ways: Mapping[str, Take] = MappingProxyType({"gpm_sample": pynvml.nvmlGpmSampleGet}),
+        device: Any = None,
+        wanted: Sequence[tuple[int, str]] = METRICS,
     ) -> None:
         self._ways = ways
         self._device = device
+        self._wanted = wanted
         self._supported: bool | None = None
         self._older: Any = None
         self._newer: Any = None
@@ -88,14 +95,14 @@ class Gpm:
     def _metrics(self, calls: Calls) -> dict[str, Number]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
         request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(METRICS)
+        request.numMetrics = len(self._wanted)
         request.sample1, request.sample2 = self._older, self._newer
-        for position, (metric, _) in enumerate(METRICS):
+        for position, (metric, _) in enumerate(self._wanted):
             request.metrics[position].metricId = metric
         if calls.ask("gpm_metrics", pynvml.nvmlGpmMetricsGet, request) is None:
             return {}
         fields: dict[str, Number] = {}
-        for position, (_, name) in enumerate(METRICS):
+        for position, (_, name) in enumerate(self._wanted):
             entry = request.metrics[position]
             if entry.nvmlReturn == codes.SUCCESS and math.isfinite(entry.value) and 0 <= entry.value <= 100.5:
                 fields[name] = min(100.0, float(entry.value))

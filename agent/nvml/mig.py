@@ -14,7 +14,7 @@ import pynvml
 from agent.driver import DriverGone, MigReading
 from agent.nvml import identity, memory
 from agent.nvml.calls import Calls, GpuFault
-from agent.nvml.gpm import Gpm, Take
+from agent.nvml.gpm import MIG_METRICS, Gpm, Take
 from telemetry.sample import Value
 
 ENABLED = 1  # nvmlDeviceGetMigMode
@@ -82,7 +82,7 @@ class Mig:
                 continue
             number = _gpu_instance(part)
             found = _PROFILE.search(identity.text(partial(pynvml.nvmlDeviceGetName, part)))
-            gpm = Gpm(_ways(handle, number if shared[number] == 1 else None), device=handle)
+            gpm = Gpm(_ways(handle, number if shared[number] == 1 else None), device=handle, wanted=MIG_METRICS)
             self._instances[uuid] = Instance(uuid, part, found.group(1) if found else "", gpm, self._reprobe_s)
 
     def read(self, now: float, *, memory_due: bool, processes_due: bool, names_due: bool) -> list[MigReading]:

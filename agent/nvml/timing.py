@@ -67,20 +67,34 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """The fields that are not read at every tick, by their period."""
 
-MIG_FIELDS = ("mem_used_bytes", "mem_total_bytes", "sm_active_pct", "tensor_active_pct", "dram_active_pct", "processes")
+_OF_INSTANCES = {
+    "memory_s": (
+        "mem_used_bytes",
+        "mem_total_bytes",
+        "sm_active_pct",
+        "tensor_active_pct",
+        "dram_active_pct",
+        "gr_active_pct",
+    ),
+    "processes_s": ("processes",),
+    "names_s": ("profile",),
+}
 
 MISSES = 3
 
 
 def kept_s(timing: ReaderTiming) -> dict[str, float]:
     """How long a slow field's last value is still the present one, seconds: three of its periods."""
-    return {name: MISSES * getattr(timing, period) for period, names in GROUPS.items() for name in names}
+    return _kept_s(timing, GROUPS)
 
 
 def mig_kept_s(timing: ReaderTiming) -> dict[str, float]:
     """The same for the fields of a MIG instance, none of which is read at every tick."""
-    kept = kept_s(timing)
-    return {**{name: kept[name] for name in MIG_FIELDS}, "profile": MISSES * timing.names_s}
+    return _kept_s(timing, _OF_INSTANCES)
+
+
+def _kept_s(timing: ReaderTiming, groups: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    return {name: MISSES * getattr(timing, period) for period, names in groups.items() for name in names}
 
 
 def to_argument(timing: ReaderTiming) -> str:

@@ -15,6 +15,7 @@ from agent.amd_smi import codes
 from agent.collectors.nvidia import Patience
 from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
+from telemetry.messages import say
 from tests.agent.amd.conftest import NEW, OLD, Host, events, gpus, states
 from tests.doubles.amdsmi.library import build
 
@@ -89,7 +90,7 @@ def test_a_gpu_that_fails_altogether_is_told_by_state_and_event_and_comes_back(
     assert gpus(samples)[NEW].fields == {"state": GPU_STATES.index(state)}
     assert gpus(samples)[OLD].fields["power_w"] == 187.0
     [event] = events(samples, "gpu_lost")
-    assert event.fields["text"] == f"GPU 0 {state}: {why}"
+    assert event.fields["text"] == f"GPU 0 {say(f'gpu.state.{state}')}: {why}"
     assert event.fields["code"] == code
     host.scenario.gpu(0).fault = 0
     host.until(lambda samples: states(samples).get(NEW) == 0)

@@ -123,6 +123,7 @@ GPU: tuple[Row, ...] = (
     ("gpm_sm", DOUBLE, 0),
     ("gpm_tensor", DOUBLE, 0),
     ("gpm_dram", DOUBLE, 0),
+    ("gpm_graphics", DOUBLE, 0),
     ("gpm_code", INT, 0),  # nvmlReturn of each metric
     ("field_strict", INT, 0),  # one unknown id (field_code 2) fails the whole call
     ("field_type", INT, MAX_FIELDS),  # nvmlValueType_t

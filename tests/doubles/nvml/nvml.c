@@ -430,7 +430,7 @@ EXPORT int nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned timeout_m
 }
 
 /* GPM: a sample remembers what the GPU did when it was taken, a pair gives the mean of the two */
-typedef struct { int index, taken; double seconds, sm, tensor, dram; } GpmSample;
+typedef struct { int index, taken; double seconds, sm, tensor, dram, graphics; } GpmSample;
 
 static double seconds(void) {
   struct timespec now;
@@ -457,7 +457,7 @@ EXPORT int nvmlGpmSampleFree(GpmSample *sample) {
 
 EXPORT int nvmlGpmSampleGet(Device *device, GpmSample *sample) {
   ENTER(F_GPM_SAMPLE);
-  *sample = (GpmSample){device->index, 1, seconds(), gpu->gpm_sm, gpu->gpm_tensor, gpu->gpm_dram};
+  *sample = (GpmSample){device->index, 1, seconds(), gpu->gpm_sm, gpu->gpm_tensor, gpu->gpm_dram, gpu->gpm_graphics};
   return OK;
 }
 
@@ -466,7 +466,8 @@ EXPORT int nvmlGpmMigSampleGet(Device *device, unsigned instance, GpmSample *sam
   for (unsigned i = 0; i < gpu->mig_room; i++) {
     GpuState *part = &state->gpu[gpu->mig_first + (int)i];
     if (part->gpu_instance != instance) continue;
-    *sample = (GpmSample){gpu->mig_first + (int)i, 1, seconds(), part->gpm_sm, part->gpm_tensor, part->gpm_dram};
+    int slot = gpu->mig_first + (int)i;
+    *sample = (GpmSample){slot, 1, seconds(), part->gpm_sm, part->gpm_tensor, part->gpm_dram, part->gpm_graphics};
     return OK;
   }
   return INVALID_ARGUMENT;
@@ -496,6 +497,7 @@ EXPORT int nvmlGpmMetricsGet(GpmMetricsGet *io) {
     GpmMetric *metric = &io->metrics[i];
     metric->code = gpu->gpm_code;
     switch (metric->id) {
+      case 1: metric->value = (a->graphics + b->graphics) / 2; break;
       case 2: metric->value = (a->sm + b->sm) / 2; break;
       case 5: metric->value = (a->tensor + b->tensor) / 2; break;
       case 10: metric->value = (a->dram + b->dram) / 2; break;

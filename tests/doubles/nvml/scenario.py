@@ -174,12 +174,8 @@ def add_mig(scenario: Scenario, index: int, first: int = 8) -> None:
         part.process_count = number
         for position in range(number):
             part.pids[position] = 9000 + 10 * number + position
-        part.gpm_supported, part.gpm_sm, part.gpm_tensor, part.gpm_dram = (
-            1,
-            10.5 + number,
-            20.25 + number,
-            30.75 + number,
-        )
+        part.gpm_supported, part.gpm_sm, part.gpm_tensor = 1, 10.5 + number, 20.25 + number
+        part.gpm_dram, part.gpm_graphics = 30.75 + number, 40.125 + number
         scenario.refuse(slot, "mig_mode", "pci", "temperature", "temperature_v", "power_usage", "gpm_sample")
 
 
