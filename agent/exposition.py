@@ -4,10 +4,11 @@ in the input, and memory is bounded by the limits.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -20,6 +21,9 @@ NAME_LIMIT_BYTES = 128
 VALUE_LIMIT_BYTES = 1024
 TIMESTAMP_WINDOW_MS = 3_600_000
 """A sample that carries a timestamp further than this from now is not of now."""
+
+QUOTED_LIMIT_BYTES = 1 << 20
+"""A body that is one JSON string must be held whole; it is small where an engine has this defect."""
 
 _CACHED_BLOCK_CHARS = 512
 _INFLATE_STEP_BYTES = 64 << 10
@@ -58,6 +62,7 @@ class Exposition:
     outdated: int = 0
     over_limit: int = 0  # samples beyond SAMPLE_LIMIT
     stamps_ms: dict[str, dict[Labels, float]] = field(default_factory=dict)  # of the series that carry a timestamp
+    is_json_list: bool = False  # the body begins as a JSON list does, which no exposition does
 
     def value(self, name: str) -> float | None:
         """The value of a family that has exactly one series."""
@@ -66,15 +71,44 @@ class Exposition:
 
 
 class Reader:
-    """Takes the body piece by piece as it arrives; holds no more than one unfinished line."""
+    """Takes the body piece by piece as it arrives; holds no more than one unfinished line.
+
+    A body that is one JSON string of the text, as some builds of llama.cpp send it, is read as that text.
+    """
 
     def __init__(self, now_ms: int | None = None) -> None:
         self._now_ms = now_ms
         self._rest = bytearray()
         self._skipping = False  # inside a line that is too long
         self._read = Exposition()
+        self._has_begun = False
+        self._quoted: bytearray | None = None  # the body so far, while it may be one JSON string
 
     def feed(self, chunk: bytes) -> None:
+        if not self._has_begun:
+            opening = chunk.lstrip(b" \t\r\n")[:1]
+            self._has_begun = bool(opening)
+            self._read.is_json_list = opening == b"["
+            self._quoted = bytearray() if opening == b'"' else None
+        if self._quoted is None:
+            self._feed(chunk)
+            return
+        self._quoted += chunk
+        if len(self._quoted) > QUOTED_LIMIT_BYTES:
+            self._unquote(lambda quoted: quoted)
+
+    def close(self) -> Exposition:
+        if self._quoted is not None:
+            self._unquote(_json_string)
+        self._finish(bytes(self._rest))
+        self._rest.clear()
+        return self._read
+
+    def _unquote(self, meant: Callable[[bytes], bytes]) -> None:
+        quoted, self._quoted = bytes(self._quoted or b""), None
+        self._feed(meant(quoted))
+
+    def _feed(self, chunk: bytes) -> None:
         pieces = chunk.split(b"\n")
         if len(pieces) > 1:
             self._finish(bytes(self._rest) + pieces[0])
@@ -86,11 +120,6 @@ class Reader:
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest.clear()
             self._skipping = True
-
-    def close(self) -> Exposition:
-        self._finish(bytes(self._rest))
-        self._rest.clear()
-        return self._read
 
     def _finish(self, line: bytes) -> None:
         if self._skipping:
@@ -196,6 +225,15 @@ def inflate(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
             yield piece
     if inflater is not None and not inflater.eof:
         raise Unreadable(f"{coding} body ends early")
+
+
+def _json_string(body: bytes) -> bytes:
+    """What a JSON string says; the body itself where it is none."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    return said.encode("utf-8", "replace") if isinstance(said, str) else body
 
 
 def _split_labels(rest: str) -> tuple[Labels, str] | None:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agent.exposition import Exposition, Labels
+
+FINE_RATIO = 2.5
+"""Within a bucket whose upper bound is more than this many times its lower one, a value between the two would be invented."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """A quantile as far as buckets tell it. `bound`: "" for a value, "<=" where it is at most, ">=" where it is at least `value`."""
+
+    value: float
+    bound: Literal["", "<=", ">="] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,66 +39,106 @@ class Histogram:
         """Exact, unlike any quantile."""
         return self.total / self.count if self.count > 0 else None
 
-    def quantile(self, share: float) -> float | None:
-        """Linear within its bucket, as Prometheus' histogram_quantile; so it is never finer than the bucket.
+    def quantile(self, share: float) -> Quantile | None:
+        """Linear within its bucket, as Prometheus' histogram_quantile, where the bucket is fine enough for that.
 
-        In the first bucket the lower end is taken as 0; beyond the last finite bound that bound is the answer, which is then
-        too small. None where fewer than `needed(share)` observations say too little about that quantile.
+        In the first bucket and in a coarse one it is at most the upper bound; beyond the last finite bound it is at least that
+        bound. None where fewer than `needed(share)` observations say too little about that quantile.
         """
         if self.count < needed(share):
             return None
         rank = share * self.count
         position = next(index for index, count in enumerate(self.counts) if count >= rank)
-        if math.isinf(self.bounds[position]):
-            return self.bounds[position - 1] if position else None
-        lower = self.bounds[position - 1] if position else min(0.0, self.bounds[0])
-        below = self.counts[position - 1] if position else 0.0
+        upper = self.bounds[position]
+        if math.isinf(upper):
+            return Quantile(self.bounds[position - 1], ">=") if position else None
+        lower = self.bounds[position - 1] if position else 0.0
+        if lower <= 0 or upper > lower * FINE_RATIO * (1 + 1e-9):
+            return Quantile(upper, "<=")
+        below = self.counts[position - 1]
         within = self.counts[position] - below
-        return lower + (self.bounds[position] - lower) * ((rank - below) / within if within > 0 else 1.0)
+        return Quantile(lower + (upper - lower) * ((rank - below) / within if within > 0 else 1.0))
+
+    def at_most(self, share: float) -> float | None:
+        """The upper end of the bucket that holds this quantile, however few the observations; None if there is no such bound."""
+        if self.count <= 0:
+            return None
+        position = next(index for index, count in enumerate(self.counts) if count >= share * self.count)
+        return None if math.isinf(self.bounds[position]) else self.bounds[position]
 
 
 def needed(share: float) -> int:
-    """How many observations a quantile needs: with fewer than 1 / (1 - share) it is only the maximum under another name."""
-    return max(5, math.ceil(1 / (1 - share) - 1e-9))
+    """How many observations a quantile needs: 20 for a median, 60 for p95, 300 for p99.
 
-
-def gather(exposition: Exposition, name: str) -> tuple[frozenset[Labels], Histogram] | None:
-    """The family `name` summed over its label sets (ranks, models), and which those are; None where it is absent or broken.
-
-    Label sets with different bounds are added at the bounds that all of them share, where cumulative counts are exact.
+    With 20, 100, 300 and 1,000 observations a p99 of first-token times scatters by 21, 14, 9 and 5 % (simulated).
     """
+    return 20 if share <= 0.5 else 60 if share <= 0.95 else 300
+
+
+Parts = Mapping[Labels, Histogram]
+"""A histogram family, one entry a label set (rank, model)."""
+
+
+def gather(exposition: Exposition, name: str) -> dict[Labels, Histogram]:
+    """The family `name`, each of its label sets; empty where it is absent. A label set that is broken is left out.
+
+    A family without any bucket has the one that holds everything, so that its mean can be told.
+    """
+    sums = exposition.series.get(f"{name}_sum", {})
     buckets: dict[Labels, dict[float, float]] = {}
     for labels, count in exposition.series.get(f"{name}_bucket", {}).items():
         bound = _bound(labels)
         if bound is not None:
             buckets.setdefault(tuple(pair for pair in labels if pair[0] != "le"), {})[bound] = count
-    sums = exposition.series.get(f"{name}_sum", {})
-    owners = frozenset(labels for labels, own in buckets.items() if math.inf in own and labels in sums)
-    if not owners:
+    if not buckets and f"{name}_bucket" not in exposition.series:
+        counts = exposition.series.get(f"{name}_count", {})
+        buckets = {labels: {math.inf: counts[labels]} for labels in counts.keys() & sums.keys()}
+    made: dict[Labels, Histogram] = {}
+    for labels, own in buckets.items():
+        if math.inf in own and labels in sums:
+            bounds = tuple(sorted(own))
+            made[labels] = Histogram(bounds, tuple(own[bound] for bound in bounds), sums[labels])
+    return made
+
+
+def joined(parts: Iterable[Histogram]) -> Histogram | None:
+    """One histogram of several; None of none. Those with different bounds are added at the bounds that all of them share, where
+    cumulative counts are exact.
+    """
+    listed = list(parts)
+    if not listed:
         return None
-    shared = sorted(set.intersection(*(set(buckets[labels]) for labels in owners)))
-    counts = tuple(sum(buckets[labels][bound] for labels in owners) for bound in shared)
-    return owners, Histogram(tuple(shared), counts, sum(sums[labels] for labels in owners))
+    if all(part.bounds == listed[0].bounds for part in listed):
+        bounds = listed[0].bounds
+        counts = tuple(float(sum(column)) for column in zip(*(part.counts for part in listed), strict=True))
+    else:
+        bounds = tuple(sorted(set.intersection(*(set(part.bounds) for part in listed))))
+        at = [dict(zip(part.bounds, part.counts, strict=True)) for part in listed]
+        counts = tuple(float(sum(own[bound] for own in at)) for bound in bounds)
+    return Histogram(bounds, counts, sum(part.total for part in listed))
 
 
 class Window:
-    """The last `span_s` seconds of one histogram."""
+    """The last `span_s` seconds of one histogram family; with `every_s`, of no more than one reading in that time."""
 
-    def __init__(self, span_s: float) -> None:
+    def __init__(self, span_s: float, every_s: float = 0.0) -> None:
         self._span_s = span_s
-        self._history: deque[tuple[float, frozenset[Labels], Histogram]] = deque()
+        self._every_s = every_s
+        self._history: deque[tuple[float, Parts]] = deque()
 
     def forget(self) -> None:
         self._history.clear()
 
-    def add(self, owners: frozenset[Labels], histogram: Histogram, monotonic_s: float) -> None:
-        """The newest reading. A restart, a change of label sets or of bounds starts the window anew."""
-        if self._history:
-            _, last_owners, last = self._history[-1]
-            if last_owners != owners or last.bounds != histogram.bounds or histogram.count < last.count:
-                self.forget()
+    def add(self, parts: Parts, monotonic_s: float) -> None:
+        """The newest reading. A restart or other bounds start the window anew; a label set that joins counts from now on."""
         history = self._history
-        history.append((monotonic_s, owners, histogram))
+        if history and any(
+            _restarted(history[-1][1][labels], parts[labels]) for labels in history[-1][1].keys() & parts.keys()
+        ):
+            self.forget()
+        if len(history) > 1 and monotonic_s - history[-2][0] < self._every_s:
+            history.pop()  # the newest always stands, those before it at their distance
+        history.append((monotonic_s, parts))
         while len(history) > 2 and monotonic_s - history[1][0] >= self._span_s:
             history.popleft()
 
@@ -94,16 +146,25 @@ class Window:
         """What was observed within the last `span_s` (default: the whole window, or what there is of it)."""
         if len(self._history) < 2:
             return None
-        newest_s, _, newest = self._history[-1]
-        oldest = self._history[0][2]
+        newest_s, newest = self._history[-1]
+        oldest = self._history[0][1]
         if span_s is not None:
-            for then_s, _, histogram in self._history:
+            for then_s, parts in self._history:
                 if newest_s - then_s < span_s:
                     break
-                oldest = histogram
-        counts = _monotone([now - then for now, then in zip(newest.counts, oldest.counts, strict=True)])
-        total = newest.total - oldest.total
-        return None if counts is None or total < 0 else Histogram(newest.bounds, counts, total)
+                oldest = parts
+        grown = [_between(oldest[labels], newest[labels]) for labels in newest if labels in oldest]
+        return None if None in grown else joined(part for part in grown if part is not None)
+
+
+def _restarted(before: Histogram, now: Histogram) -> bool:
+    return now.bounds != before.bounds or now.count < before.count
+
+
+def _between(before: Histogram, now: Histogram) -> Histogram | None:
+    counts = _monotone([after - then for after, then in zip(now.counts, before.counts, strict=True)])
+    total = now.total - before.total
+    return None if counts is None or total < 0 else Histogram(now.bounds, counts, total)
 
 
 def _bound(labels: Labels) -> float | None:

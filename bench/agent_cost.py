@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.doubles.engine_endpoint import EngineEndpoint  # noqa: E402
-from tests.doubles.engine_texts import vllm  # noqa: E402
+from tests.doubles.engine_texts.vllm import vllm  # noqa: E402
 from tests.doubles.nvml.library import build  # noqa: E402
 from tests.doubles.nvml.scenario import ULLONG, Scenario, add_ampere, add_hopper  # noqa: E402
 

@@ -251,13 +251,17 @@ ENGINE = _measurement(
         kv_fragmentation_pct | KV cache fragmented | KV 缓存碎片
         kv_blocks_count | KV blocks | KV 块总数
         kv_blocks_free | KV blocks free | KV 空闲块
+        ttft_mean_s | time to first token mean | 首 token 延迟均值
         ttft_p50_s | time to first token p50 | 首 token 延迟 p50
         ttft_p95_s | time to first token p95 | 首 token 延迟 p95
         ttft_p99_s | time to first token p99 | 首 token 延迟 p99
         itl_mean_s | inter-token latency mean | token 间隔均值
         itl_p50_s | inter-token latency p50 | token 间隔 p50
         itl_p99_s | inter-token latency p99 | token 间隔 p99
+        tpot_mean_s | time per output token of a request, mean | 请求内每输出 token 时间均值
+        e2e_mean_s | request latency mean | 请求延迟均值
         e2e_p99_s | request latency p99 | 请求延迟 p99
+        queue_mean_s | queue time mean | 排队时间均值
         queue_p99_s | queue time p99 | 排队时间 p99
         step_mean_s | step time mean | 步时均值
         tokens_per_step | tokens per step | 每步 token 数
@@ -291,7 +295,8 @@ ENGINE = _measurement(
         version | version | 版本
         config_hash | configuration hash | 配置哈希
         counter_style | counter style | 计数方式
-        kv_used_kind | what KV use counts (live, reserved) | KV 使用量口径(live、reserved)
+        kv_used_kind | what KV use counts (live, live_plus_cached, reserved) | KV 使用量口径(live、live_plus_cached、reserved)
+        quantile_bounds | quantiles that are only a bound, each with its sign | 仅为上界或下界的分位数
         gpus_mapping | how its GPUs are known (manual, nvml, cgroup, env) | GPU 归属依据(manual、nvml、cgroup、env)
     """),
 )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.collectors.dialects.dialect import Dialect
-from agent.collectors.dialects.registry import detect
-from agent.collectors.engine_identity import Change, Identities
+from agent.collectors.dialects.dialect import Dialect, Told, config_hash
+from agent.collectors.dialects.dynamo import counted_once
+from agent.collectors.dialects.registry import KINDS, detect
+from agent.collectors.engine_identity import Change, Identities, Vanishing
+from agent.collectors.engine_incarnation import Incarnation, Turn
 from agent.collectors.engine_probe import EngineProbe
-from agent.collectors.engine_readings import EngineReadings, Incarnation, config_hash, version
+from agent.collectors.engine_readings import EngineReadings, configuration, version
+from agent.collectors.engine_route import MetricsRoute, who_serves
 from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape
 from agent.collectors.interface import Collector, ListsGpuProcesses, Tags, Tick
 from agent.engine_ownership import EngineOwnership
@@ -42,6 +45,7 @@ class Visit:
     kind: str = ""
     model: str = ""
     version: str = ""
+    told: Told = field(default_factory=Told)
 
 
 class EngineVisitor:
@@ -53,34 +57,43 @@ class EngineVisitor:
         self._client = EngineClient(target.base_url, deadline_s, monotonic, target.api_key)
         self._health = Health(Condition.SILENT)
         self._checked_s: float | None = None
+        self._route = MetricsRoute(self._client, target.name, target.kind, monotonic)
         self._incarnation = Incarnation()
-        self._asked: dict[str, str] = {}  # kind, model and version as other routes tell them
+        self._kind = ""  # as other routes than the metrics tell it
+        self._told = Told()
 
     def visit(self, tick: Tick) -> Visit:
-        scrape = self._client.scrape(tick.time_ns // 1_000_000)
+        scrape = self._route.scrape(tick.time_ns // 1_000_000)
         if scrape.outcome is Outcome.REFUSED:
             self._forget()
+            self._route.forget()
             return Visit(scrape, self._health)
-        if scrape.exposition is not None and self._incarnation.changed(scrape.exposition, scrape.received_s):
-            self._forget()
-        dialect = detect(scrape.exposition, self._target.kind) if scrape.exposition else None
+        exposition = scrape.exposition
+        if exposition is not None:
+            turn = self._incarnation.turn(exposition, scrape.received_s, scrape.restart_token)
+            if turn is Turn.NEW:
+                self._forget()
+        dialect = detect(exposition, self._target.kind) if exposition else None
         self._check(dialect)
+        if dialect is None or exposition is None:
+            return Visit(scrape, self._health, None, self._kind, self._told.model, self._told.version, self._told)
+        plain = dialect.plain(exposition)
         return Visit(
-            scrape,
+            replace(scrape, exposition=plain),
             self._health,
             dialect,
-            dialect.kind if dialect else self._asked.get("kind", ""),
-            (dialect.model(scrape.exposition) if dialect and scrape.exposition else None)
-            or self._asked.get("model", ""),
-            (version(dialect, scrape.exposition) if dialect and scrape.exposition else None)
-            or self._asked.get("version", ""),
+            dialect.kind,
+            dialect.model(plain) or self._told.model,
+            version(dialect, plain) or self._told.version,
+            self._told,
         )
 
     def _forget(self) -> None:
         """Another process answers from here on, or none."""
         self._health = Health(Condition.SILENT)
         self._checked_s = None
-        self._asked = {}
+        self._kind = ""
+        self._told = Told()
 
     def _check(self, dialect: Dialect | None) -> None:
         """Ask for health until the engine is ready, then now and then; and for what the metrics don't tell."""
@@ -95,22 +108,21 @@ class EngineVisitor:
         if self._health.condition is not Condition.READY:
             return
         if dialect is None:
-            self._asked |= self._served()
-        elif dialect.version_path:
-            answer = self._client.get_json(dialect.version_path)
-            told = answer[1].get("version") if answer and isinstance(answer[1], dict) else None
-            if isinstance(told, str) and told:
-                self._asked["version"] = told[:64]
+            kind, told = who_serves(self._get)
+            self._kind = self._route.kind or kind or self._kind
+            self._route.settle(self._kind)
+        else:
+            told = dialect.ask(self._get) if dialect.ask else Told()
+        self._told = Told(
+            told.version or self._told.version,
+            told.model or self._told.model,
+            told.config or self._told.config,
+            told.ranks or self._told.ranks,
+        )
 
-    def _served(self) -> dict[str, str]:
-        """Who serves which model, by /v1/models; engines name themselves in `owned_by`."""
-        answer = self._client.get_json("/v1/models")
-        try:
-            entry = answer[1]["data"][0]  # type: ignore[index]
-            found = {"kind": entry.get("owned_by"), "model": entry.get("id")}
-        except (TypeError, KeyError, IndexError, AttributeError):
-            return {}
-        return {name: value[:128] for name, value in found.items() if isinstance(value, str) and value}
+    def _get(self, path: str) -> object:
+        answer = self._client.get_json(path)
+        return answer[1] if answer is not None and answer[0] == 200 else None
 
 
 class Watched:
@@ -131,6 +143,7 @@ class Watched:
         self.slow_s = 0.0  # how long it took, when longer than a tick waits
         self.rests_until_s = 0.0  # monotonic time before which it must not be asked again
         self.probe = EngineProbe(target, monotonic=monotonic) if target.probe_every_s else None
+        self.vanishing = Vanishing()
         self.status = EngineStatus(target.name, target.base_url, "starting")
 
 
@@ -209,7 +222,7 @@ class EngineCollector:
                 samples += self._samples(engine, {}, tick)
             else:
                 samples += self._without_answer(engine, tick)
-        return samples
+        return counted_once(samples)
 
     def statuses(self) -> list[EngineStatus]:
         return [engine.status for engine in self._engines]
@@ -245,12 +258,22 @@ class EngineCollector:
             if engine.readings is None or engine.readings.dialect is not visit.dialect:
                 engine.readings = EngineReadings(visit.dialect)
             restarts = engine.readings.restarts
-            fields = engine.readings.read(exposition, visit.scrape.received_s, tick.time_ns / 1e9)
+            fields = engine.readings.read(
+                exposition,
+                visit.scrape.received_s,
+                tick.time_ns / 1e9,
+                visit.scrape.restart_token,
+                visit.told.ranks,
+            )
             engine.read_s = visit.scrape.received_s
-            said = {"version": visit.version, "config_hash": config_hash(visit.dialect, exposition) or ""}
+            if visit.dialect.scrape_every_s:
+                due_s = visit.scrape.received_s + visit.dialect.scrape_every_s - self._interval_s / 2
+                engine.rests_until_s = max(engine.rests_until_s, due_s)
+            configured = config_hash(visit.told.config) or configuration(visit.dialect, exposition)
+            said = {"version": visit.version, "config_hash": configured or ""}
             said = {name: text for name, text in said.items() if text}
             fields |= said
-            events = self._changes(engine, said, tick)
+            events = [*self._changes(engine, said, tick), *self._gone(engine, visit, tick)]
             if engine.readings.restarts > restarts:
                 self.ownership.look_again()
             if engine.readings.restarts > restarts and engine.target.command is None:
@@ -259,6 +282,8 @@ class EngineCollector:
         elif engine.readings is not None:
             engine.readings.forget()
         self._judge(engine, visit)
+        if fields.get("partial") and engine.status.state == "ready":
+            engine.status = replace(engine.status, problem=say("agent.engine.partial", self._language))
         self._add_problem(engine, visit)
         return [*self._samples(engine, fields, tick), *events]
 
@@ -310,7 +335,7 @@ class EngineCollector:
             engine.status = replace(status, state="ready")
         elif health.condition is Condition.READY and scrape.outcome in (Outcome.OK, Outcome.STATUS):
             engine.up = 1
-            engine.status = replace(status, state="ready", problem=self._metrics_off(visit))
+            engine.status = replace(status, state="ready", problem=self._metrics_off(engine, visit))
         else:
             key = "slow" if scrape.outcome is Outcome.TIMEOUT else "unusable"
             problem = say(f"agent.engine.{key}", self._language, reason=scrape.reason or f"HTTP {scrape.status}")
@@ -318,8 +343,14 @@ class EngineCollector:
         if engine.up != was_up:
             self.ownership.look_again()
 
-    def _metrics_off(self, visit: Visit) -> str:
-        key = f"metrics_off_{visit.kind}" if visit.kind in ("vllm", "sglang", "llamacpp") else "metrics_off"
+    def _metrics_off(self, engine: Watched, visit: Visit) -> str:
+        """Why an engine that serves tells no numbers, and which of its flags changes that."""
+        configured = engine.target.kind
+        other = detect(visit.scrape.exposition) if visit.scrape.exposition is not None else None
+        if other is not None:
+            return say("agent.engine.other_kind", self._language, kind=other.kind, configured=configured)
+        kind = visit.kind or configured
+        key = f"metrics_off_{kind}" if kind in KINDS else "metrics_off"
         return say(f"agent.engine.{key}", self._language)
 
     def _samples(self, engine: Watched, fields: dict[str, Value], tick: Tick) -> list[Sample]:
@@ -352,6 +383,16 @@ class EngineCollector:
             text = say("agent.event.config", self._language, engine=engine.target.name)
             return [self._event("config", engine, text, tick, f"{change.before} -> {change.after}")]
         return []
+
+    def _gone(self, engine: Watched, visit: Visit, tick: Tick) -> list[Sample]:
+        """A family that a new version no longer has blanks whatever was built on its name, without a word."""
+        assert engine.readings is not None and visit.scrape.exposition is not None
+        families = engine.readings.families & visit.scrape.exposition.series.keys()
+        gone = engine.vanishing.gone(visit.version, families, visit.scrape.received_s)
+        if not gone:
+            return []
+        names = {"engine": engine.target.name, "version": visit.version, "families": ", ".join(gone)}
+        return [self._event("config", engine, say("agent.event.vanished", self._language, **names), tick)]
 
     def _event(self, kind: str, engine: Watched, text: str, tick: Tick, detail: str = "") -> Sample:
         fields: dict[str, Value] = {"text": text, "code": 0}

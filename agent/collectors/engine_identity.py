@@ -12,6 +12,8 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+VANISHED_AFTER_S = 120.0
+
 FIELDS = ("version", "config_hash")
 
 
@@ -68,3 +70,26 @@ class Identities:
             fresh.replace(self.path)
         except OSError as error:
             log.warning("%s can't be written: %s", self.path, error)
+
+
+class Vanishing:
+    """Notices metric families that one version of an engine had and the next one has no more."""
+
+    def __init__(self) -> None:
+        self._version = ""
+        self._seen: frozenset[str] = frozenset()
+        self._before: frozenset[str] = frozenset()
+        self._changed_s = 0.0
+
+    def gone(self, version: str, families: frozenset[str], monotonic_s: float) -> list[str]:
+        """The families that are gone, once, when the new version has had VANISHED_AFTER_S to show them: some appear with their
+        first request only. `families` are those of this scrape that are known by name.
+        """
+        if version and self._version and version != self._version:
+            self._before, self._seen, self._changed_s = self._seen, frozenset(), monotonic_s
+        self._version = version or self._version
+        self._seen |= families
+        if not self._before or monotonic_s - self._changed_s < VANISHED_AFTER_S:
+            return []
+        gone, self._before = sorted(self._before - self._seen), frozenset()
+        return gone

@@ -22,7 +22,10 @@ DEADLINE_S = 10.0
 SMALL_DEADLINE_S = 2.0
 """For what is asked besides."""
 
-SMALL_BODY_BYTES = 64 << 10
+SMALL_BODY_BYTES = 256 << 10
+RESTART_HEADER = "Process-Start-Time-Unix"
+"""llama.cpp's; a clock without a date, whatever its name says."""
+
 _HEADERS = {
     "Accept": "text/plain;version=0.0.4, */*;q=0.5",
     "Accept-Encoding": "identity",
@@ -50,6 +53,7 @@ class Scrape:
     status: int = 0
     exposition: Exposition | None = None
     reason: str = ""
+    restart_token: str = ""  # differs from process to process, and means nothing else
 
 
 class Condition(StrEnum):
@@ -114,7 +118,8 @@ class EngineClient:
             return Scrape(Outcome.TIMEOUT, self._monotonic(), reason=type(error).__name__)
         except (httpx.HTTPError, httpx.InvalidURL, TooLarge, Unreadable) as error:
             return Scrape(Outcome.BAD, self._monotonic(), reason=str(error))
-        return Scrape(Outcome.OK, self._monotonic(), 200, reader.close())
+        token = printable(response.headers.get(RESTART_HEADER, ""))[:64]
+        return Scrape(Outcome.OK, self._monotonic(), 200, reader.close(), restart_token=token)
 
     def health(self) -> Health:
         """How the engine says it is."""

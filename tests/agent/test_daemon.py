@@ -22,7 +22,7 @@ from agent.daemon import Agent, AgentSettings, CannotStart, EngineTarget, once
 from telemetry.catalogue import check
 from telemetry.store import open_store
 from tests.doubles.engine_endpoint import EngineEndpoint, Page, nothing_listens
-from tests.doubles.engine_texts import pairscope
+from tests.doubles.engine_texts.pairscope import pairscope
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "doubles" / "hosted_engine.py"

@@ -20,7 +20,9 @@ from agent.settings import EngineTarget
 from telemetry.catalogue import check
 from telemetry.sample import Sample
 from tests.doubles.engine_endpoint import EngineEndpoint, Page, nothing_listens
-from tests.doubles.engine_texts import MODEL, pairscope, vllm
+from tests.doubles.engine_texts.pairscope import pairscope
+from tests.doubles.engine_texts.text import MODEL
+from tests.doubles.engine_texts.vllm import vllm
 
 TAGS = {"node": "n1"}
 NOW_NS = 1_796_000_000 * 10**9

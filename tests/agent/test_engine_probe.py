@@ -18,7 +18,7 @@ from agent.settings import EngineTarget
 from telemetry.catalogue import check
 from telemetry.sample import Sample, Value
 from tests.doubles.engine_endpoint import EngineEndpoint, Page
-from tests.doubles.engine_texts import vllm
+from tests.doubles.engine_texts.vllm import vllm
 
 KEY = "sk-very-secret-1234"
 TOKEN = {"choices": [{"text": ""}]}

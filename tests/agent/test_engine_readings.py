@@ -9,11 +9,12 @@ import pytest
 from agent.collectors.dialects.pairscope import PAIRSCOPE
 from agent.collectors.dialects.registry import detect
 from agent.collectors.dialects.vllm import VLLM
-from agent.collectors.engine_readings import EngineReadings, config_hash, version
+from agent.collectors.engine_readings import EngineReadings, configuration, version
 from agent.exposition import parse
 from telemetry.catalogue import ENGINE
-from tests.doubles import engine_texts
-from tests.doubles.engine_texts import MODEL, pairscope, vllm
+from tests.doubles.engine_texts.pairscope import pairscope
+from tests.doubles.engine_texts.text import MODEL, histogram
+from tests.doubles.engine_texts.vllm import vllm
 
 WALL_S = 1_796_000_000.0
 
@@ -50,7 +51,7 @@ def test_every_vllm_release_gives_the_same_fields(release: str) -> None:
                 generated=(1500.0,),
                 prompts=(5200.0,),
                 steps=500.0,
-                ttft={"0.1": 10.0, "0.5": 190.0, "+Inf": 200.0},
+                ttft={"0.2": 10.0, "0.5": 190.0, "+Inf": 200.0},
                 itl=({"0.01": 100.0, "0.05": 2990.0, "+Inf": 3000.0}, 80.0),
             )
         ),
@@ -78,8 +79,8 @@ def test_every_vllm_release_gives_the_same_fields(release: str) -> None:
         "step_mean_s": pytest.approx(2 / 100),
         "uptime_s": 10_000.0,
         "counter_style": "step",
-        "ttft_p50_s": pytest.approx(0.1 + 0.4 * 50 / 100),
-        "ttft_p95_s": pytest.approx(0.1 + 0.4 * 95 / 100),
+        "ttft_p50_s": pytest.approx(0.2 + 0.3 * 50 / 100),
+        "ttft_p95_s": pytest.approx(0.2 + 0.3 * 95 / 100),
     }
     if shape.get("prefix_names") != ():
         expected |= {"prefix_queries_total": 700, "prefix_hits_total": 300}
@@ -208,12 +209,12 @@ def test_kinds_are_told_apart_by_their_names() -> None:
 
 
 def test_the_configuration_hash_changes_with_the_configuration_and_not_with_the_rank_or_the_profiled_blocks() -> None:
-    plain = config_hash(VLLM, parse(vllm()))
+    plain = configuration(VLLM, parse(vllm()))
     assert plain is not None
-    assert config_hash(VLLM, parse(vllm(blocks=801, ranks=("3",)))) == plain
-    assert config_hash(VLLM, parse(vllm(cache_dtype="fp8"))) != plain
-    assert config_hash(VLLM, parse("vllm:num_requests_running 1\n")) is None
-    assert config_hash(PAIRSCOPE, parse(pairscope(config_hash="cd34"))) == "cd34"
+    assert configuration(VLLM, parse(vllm(blocks=801, ranks=("3",)))) == plain
+    assert configuration(VLLM, parse(vllm(cache_dtype="fp8"))) != plain
+    assert configuration(VLLM, parse("vllm:num_requests_running 1\n")) is None
+    assert configuration(PAIRSCOPE, parse(pairscope(config_hash="cd34"))) == "cd34"
     assert version(PAIRSCOPE, parse(pairscope(version="0.2.0"))) == "0.2.0"
 
 
@@ -225,8 +226,8 @@ def test_absent_families_are_absent_fields() -> None:
 def test_a_histogram_that_vanishes_and_returns_is_a_first_reading() -> None:
     readings = EngineReadings(VLLM)
     own = f'model_name="{MODEL}"'
-    one = engine_texts.histogram("vllm:inter_token_latency_seconds", own, {"0.1": 50.0, "+Inf": 50.0}, 1.0)
-    two = engine_texts.histogram("vllm:inter_token_latency_seconds", own, {"0.1": 90.0, "+Inf": 90.0}, 5.0)
+    one = histogram("vllm:inter_token_latency_seconds", own, {"0.1": 50.0, "+Inf": 50.0}, 1.0)
+    two = histogram("vllm:inter_token_latency_seconds", own, {"0.1": 90.0, "+Inf": 90.0}, 5.0)
     readings.read(parse(one), 1.0, WALL_S)
     readings.read(parse("vllm:x 1\n"), 2.0, WALL_S)
     assert "itl_mean_s" not in readings.read(parse(two), 3.0, WALL_S)

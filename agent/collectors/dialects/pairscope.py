@@ -9,7 +9,8 @@ from telemetry.catalogue import ENGINE, Kind
 
 DERIVED = frozenset(
     (
-        *("tokens_per_s", "prompt_tokens_per_s", "step_mean_s", "stats_age_s", "probe_s"),
+        *("tokens_per_s", "prompt_tokens_per_s", "reported_tokens_per_s", "step_mean_s", "stats_age_s", "probe_s"),
+        *("tpot_mean_s", "gpus_confidence", "proc_cpu_pct", "proc_cpu_max_pct", "proc_rss_bytes"),
         *("ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "itl_mean_s", "itl_p50_s", "itl_p99_s", "e2e_p99_s", "queue_p99_s"),
         *("prompt_len_mean", "prompt_len_p50", "prompt_len_p95", "output_len_mean", "output_len_p95"),
     )
@@ -27,7 +28,7 @@ def _own(kind: Kind) -> Iterator[tuple[str, Alternatives]]:
 
 PAIRSCOPE = Dialect(
     kind="pairscope",
-    prefix="pairscope_",
+    prefixes=("pairscope_",),
     counter_style="step",
     counters=dict(_own(Kind.COUNTER)),
     gauges=dict(_own(Kind.GAUGE)),
@@ -40,7 +41,8 @@ PAIRSCOPE = Dialect(
         "prompt_len": ("pairscope_prompt_length_tokens",),
         "output_len": ("pairscope_output_length_tokens",),
     },
-    info="pairscope_engine_info",
+    kv_used_kind="live",
+    info=("pairscope_engine_info",),
     version_label="version",
     config_label="config_hash",
     age="pairscope_stats_age_s",

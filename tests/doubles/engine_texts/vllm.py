@@ -1,18 +1,10 @@
-"""Expositions of engines in miniature: the families and labels that each release has, every value set by the test."""
+"""vLLM in miniature, every value set by the test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-MODEL = "org/Tiny-1B"
-
-
-def histogram(name: str, labels: str, buckets: Mapping[str, float], total: float) -> str:
-    """`buckets` is upper bound -> cumulative count, with +Inf."""
-    lines = [f"# TYPE {name} histogram"]
-    lines += [f'{name}_bucket{{{labels},le="{bound}"}} {count}' for bound, count in buckets.items()]
-    lines += [f"{name}_sum{{{labels}}} {total}", f"{name}_count{{{labels}}} {buckets['+Inf']}"]
-    return "\n".join(lines) + "\n"
+from tests.doubles.engine_texts.text import MODEL, histogram
 
 
 def vllm(
@@ -36,7 +28,7 @@ def vllm(
 ) -> str:
     """vLLM; one rank an entry (None: no engine label, as before 0.8). 0.9.2 to 0.10.2 have both kv and both prefix names."""
     made = [] if start_s is None else [f"process_start_time_seconds {start_s}"]
-    ttft = ttft or {"0.1": 10.0, "0.5": 90.0, "+Inf": 100.0}
+    ttft = ttft or {"0.2": 10.0, "0.5": 90.0, "+Inf": 100.0}
     buckets, itl_sum = itl or ({"0.01": 100.0, "0.05": 990.0, "+Inf": 1000.0}, 20.0)
     for index, rank in enumerate(ranks):
         own = f'model_name="{MODEL}"' + ("" if rank is None else f',engine="{rank}"')
@@ -63,38 +55,3 @@ def vllm(
             f'vllm:cache_config_info{{{info},block_size="16",cache_dtype="{cache_dtype}",num_gpu_blocks="{blocks}"}} 1.0'
         )
     return "\n".join(made) + "\n"
-
-
-def pairscope(
-    *,
-    generated: float = 100.0,
-    running: float = 2.0,
-    waiting: float = 0.0,
-    kv_used_pct: float = 40.0,
-    version: str = "0.1.0",
-    config_hash: str = "ab12",
-    step_buckets: Mapping[str, float] | None = None,
-    step_sum: float = 4.0,
-    uptime_s: float | None = None,
-) -> str:
-    """Our own engine, by the contract of its /metrics."""
-    own = f'model_name="{MODEL}"'
-    values = {
-        "generation_tokens_total": generated,
-        "delivered_tokens_total": generated - 1,
-        "prompt_tokens_total": 3 * generated,
-        "steps_total": 80,
-        "oom_total": 0,
-        "requests_running": running,
-        "requests_waiting": waiting,
-        "kv_used_pct": kv_used_pct,
-        "kv_fragmentation_pct": 3.5,
-        "kv_blocks_count": 512,
-        "kv_blocks_free": 307,
-        "tokens_per_s": 123456.0,
-    }
-    if uptime_s is not None:
-        values["uptime_s"] = uptime_s
-    text = "".join(f"pairscope_{name}{{{own}}} {value}\n" for name, value in values.items())
-    text += f'pairscope_engine_info{{{own},version="{version}",config_hash="{config_hash}"}} 1\n'
-    return text + histogram("pairscope_step_time_seconds", own, step_buckets or {"0.05": 70.0, "+Inf": 80.0}, step_sum)
