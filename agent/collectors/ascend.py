@@ -137,7 +137,8 @@ class AscendCollector:
     def _row(self, row: Row, device: Device, tick: Tick) -> list[Sample]:
         values = row.values or {}
         is_busy = values.get("overall", values.get("aicore_util_pct", 0.0)) > 0  # an idle one may stand still
-        reading = device.freshness.judge(tick, values, must_move=is_busy, stamp_ms=row.stamp_ms)
+        must_move = is_busy and values.get("power_w", 0.0) > 0
+        reading = device.freshness.judge(tick, values, must_move=must_move, stamp_ms=row.stamp_ms)
         device.frozen = reading is Reading.FROZEN
         if reading is not Reading.NEW:
             return []

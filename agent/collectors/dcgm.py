@@ -100,7 +100,8 @@ class DcgmCollector:
         if device is None:
             return []
         values = row.told.values
-        must_move = (values.get("power_w", 0.0) > 0 and "energy_j" in values) or values.get("util_pct", 0.0) > 0
+        # what draws power and counts energy, or works, can't stand still; a virtual GPU that tells neither may
+        must_move = values.get("power_w", 0.0) > 0 and ("energy_j" in values or values.get("util_pct", 0.0) > 0)
         reading = device.freshness.judge(tick, _everything(row), must_move=must_move, stamp_ms=row.stamp_ms)
         device.frozen = reading is Reading.FROZEN
         if reading is not Reading.NEW:

@@ -264,6 +264,12 @@ def test_mig_instances_have_their_own_activity_and_memory_and_the_gpu_keeps_its_
     }
 
 
+def test_a_zero_is_a_value(server: ExporterEndpoint, ticks: Ticks) -> None:
+    server.devices = (replace(FIRST, util=0.0, mem_util=0.0, sm=0.0, fb_used=0.0), SECOND)
+    fields = ticks.gpus()["0"].fields
+    assert [fields[name] for name in ("util_pct", "mem_util_pct", "sm_active_pct", "mem_used_bytes")] == [0.0] * 4
+
+
 # what is left out
 
 
@@ -374,6 +380,20 @@ def test_an_idle_gpu_without_an_energy_counter_may_stand_still(server: ExporterE
     server.devices = (with_extra(replace(FIRST, util=0.0), DEV_TOTAL_ENERGY_CONSUMPTION=None),)
     for _ in range(25):
         assert list(ticks.gpus()) == ["0"]
+
+
+def test_a_virtual_gpu_that_tells_no_power_may_stand_still_at_full_use(server: ExporterEndpoint, ticks: Ticks) -> None:
+    server.devices = (with_extra(FIRST, DEV_TOTAL_ENERGY_CONSUMPTION=None, DEV_POWER_USAGE=None),)
+    for _ in range(25):
+        assert list(ticks.gpus()) == ["0"]
+
+
+def test_a_busy_gpu_without_an_energy_counter_can_not_stand_still(server: ExporterEndpoint, ticks: Ticks) -> None:
+    server.devices = (with_extra(FIRST, DEV_TOTAL_ENERGY_CONSUMPTION=None),)
+    assert list(ticks.gpus()) == ["0"]
+    for _ in range(20):
+        assert ticks.gpus() == {}
+    assert "readings of gpu0 stand still" in ticks.texts()
 
 
 def test_a_timestamp_that_an_exporter_gives_says_which_readings_are_new(server: ExporterEndpoint, ticks: Ticks) -> None:
