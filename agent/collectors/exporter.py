@@ -135,7 +135,6 @@ class Freshness:
         self._values: Mapping[str, float] | None = None
         self._stamp_ms: float | None = None
         self._changed_s = 0.0
-        self._changes = 0
 
     @property
     def interval_s(self) -> float:
@@ -155,8 +154,7 @@ class Freshness:
             return Reading.FROZEN
         if is_same and not is_first:
             return Reading.FROZEN if since_s > kept_s else Reading.REPEATED
-        self._changes += can_tell
-        if self._changes > 2 and since_s <= kept_s:  # before the second change no gap is a whole one
+        if can_tell and not is_first and since_s <= kept_s:
             self._gaps.append(since_s)
         self._changed_s = tick.monotonic_s
         return Reading.NEW

@@ -204,6 +204,11 @@ def test_a_family_that_is_not_in_the_default_list_is_read_when_it_is_there(
     assert found["1"].fields.get(field) != expected
 
 
+def test_of_two_names_of_one_field_the_older_one_stands(server: ExporterEndpoint, ticks: Ticks) -> None:
+    server.devices = (with_extra(FIRST, DEV_BOARD_POWER_WATTS=400.0),)
+    assert ticks.gpus()["0"].fields["power_w"] == 512.5
+
+
 def test_rows_remapped_for_both_reasons_are_one_count(server: ExporterEndpoint, ticks: Ticks) -> None:
     extra = {"DEV_CORRECTABLE_REMAPPED_ROWS": 5.0, "DEV_UNCORRECTABLE_REMAPPED_ROWS": 2.0}
     server.devices = (with_extra(FIRST, **extra),)
@@ -376,6 +381,15 @@ def test_an_exporter_with_a_long_interval_is_not_frozen(server: ExporterEndpoint
     assert written == 12
 
 
+def test_one_short_gap_between_readings_does_not_make_a_short_interval(server: ExporterEndpoint, ticks: Ticks) -> None:
+    ticks.gpus()
+    for number in range(30):
+        if number % 6 == 0 or number == 1:
+            server.run(30)
+        ticks.gpus()
+        assert "stand still" not in ticks.texts()
+
+
 def test_an_idle_gpu_without_an_energy_counter_may_stand_still(server: ExporterEndpoint, ticks: Ticks) -> None:
     server.devices = (with_extra(replace(FIRST, util=0.0), DEV_TOTAL_ENERGY_CONSUMPTION=None),)
     for _ in range(25):
@@ -451,6 +465,15 @@ def test_a_duration_of_unknown_unit_is_left_out_and_zero_is_zero(server: Exporte
     for number in range(1, 6):
         violating(server, 1000.0 * number, reasons=0)
         assert "throttle_sw_power_s" not in ticks.gpus()["0"].fields
+
+
+def test_a_reason_that_comes_and_goes_or_a_slow_counter_shows_no_unit(server: ExporterEndpoint) -> None:
+    for growth, reasons in ((5e6, (4, 0)), (5e5, (4, 4))):
+        ticks = Ticks(server.url)
+        for number in range(1, 11):
+            violating(server, growth * number, reasons[number % 2])
+            assert "throttle_sw_power_s" not in ticks.gpus()["0"].fields
+        ticks.collector.close()
 
 
 def test_a_duration_that_grows_faster_than_the_clock_in_nanoseconds_is_left_out(server: ExporterEndpoint) -> None:
