@@ -148,8 +148,9 @@ def test_a_firmware_that_starts_again_takes_nothing_back() -> None:
     held = Residency()
     held.read(residency(cycles=1000, ppt=0), 10.0)
     held.read(residency(cycles=2000, ppt=500), 12.0)
-    assert held.read(residency(cycles=5, ppt=1), 13.0)["throttle_sw_power_s"] == pytest.approx(1.0)
-    assert held.read(residency(cycles=105, ppt=26), 17.0)["throttle_sw_power_s"] == pytest.approx(2.0)
+    fields = held.read(residency(cycles=5, ppt=1, prochot=3), 13.0)
+    assert (fields["throttle_sw_power_s"], fields["throttle_hw_thermal_s"]) == (pytest.approx(1.0), 0.0)
+    assert held.read(residency(cycles=105, ppt=26, prochot=3), 17.0)["throttle_sw_power_s"] == pytest.approx(2.0)
 
 
 def test_a_reason_that_the_firmware_does_not_tell_is_absent_and_a_share_never_exceeds_the_time() -> None:
