@@ -43,7 +43,7 @@ COLLECTORS: Mapping[str, Factory] = {
     # one line a source (where two speak of one thing, the earlier line's word stands)
     "gpu": gpu_collector,
     "dcgm": lambda settings, tags, _memory: dcgm.DcgmCollector.of(settings, tags),
-    "amd": lambda settings, tags, _memory: amd_collector(tags, settings.interval_s) if settings.amd else None,
+    "amd": amd_collector,
     "ascend": lambda settings, tags, _memory: AscendCollector.of(settings, tags),
     "host": lambda _settings, tags, _memory: HostCollector(tags),
     "rapl": lambda _settings, tags, _memory: RaplCollector(tags),

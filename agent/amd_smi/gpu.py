@@ -39,21 +39,22 @@ class Gpu:
         """Everything that is due at `now`, monotonic seconds. Raises DriverGone."""
         self.calls.begin(now)
         try:
-            fields, pids = self._read(now)
+            fields, pids, untold = self._read(now)
         except GpuFault as fault:
             return self._out(fault.code)
         if not self.calls.answered and self.calls.failures:
             return self._out(self.calls.failures[0])
-        return Reading(OK, SUCCESS, fields, pids)
+        return Reading(OK, SUCCESS, fields, pids, untold)
 
     def _out(self, code: int) -> Reading:
         self.calls.forget_refusals()
         return Reading(codes.state_of(code), code, {}, None)
 
-    def _read(self, now: float) -> tuple[dict[str, Number | str], tuple[int, ...] | None]:
+    def _read(self, now: float) -> tuple[dict[str, Number | str], tuple[int, ...] | None, bool]:
+        """Fields, process ids where they were due and told, and whether they were due and not told."""
         calls = self.calls
         fields: dict[str, Number | str] = {}
-        pids = None
+        pids, untold = None, False
         limits = self._limits_due.now(now)
         metrics = calls.table("amdsmi_get_gpu_metrics_info")
         fields |= activity.read(calls, metrics)
@@ -68,6 +69,7 @@ class Gpu:
             fields |= link.read(calls, maxima=limits)
         if self._processes_due.now(now):
             pids = memory.read_processes(calls)
+            untold = pids is None
             if pids is not None:
                 fields["processes"] = len(pids)
         if self._health_due.now(now):
@@ -75,4 +77,4 @@ class Gpu:
             fields |= link.read_replays(calls)
         if self._names_due.now(now):  # now and then: they would be half of every sample
             fields |= self._words
-        return fields, pids
+        return fields, pids, untold

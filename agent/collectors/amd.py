@@ -9,11 +9,11 @@ from pathlib import Path
 
 from agent.amd_smi import codes, library
 from agent.collectors.interface import Finding, Level, Tags, Tick
-from agent.collectors.nvidia import GpuCollector, Patience
+from agent.collectors.nvidia import GpuCollector, Patience, patience_of
 from agent.driver import OK, SUCCESS
-from agent.frames import Message
 from agent.nvml.timing import ReaderTiming
 from agent.reader_process import ReaderProcess
+from agent.settings import AgentSettings
 from telemetry.catalogue import GPU_STATES
 from telemetry.messages import say
 from telemetry.sample import Sample
@@ -48,6 +48,7 @@ class AmdCollector(GpuCollector):
     name = "amd"
     driver = codes.CODES
     reader = "amd_smi"
+    without_library = codes.FAIL_LOAD_MODULE
 
     def __init__(
         self,
@@ -56,17 +57,19 @@ class AmdCollector(GpuCollector):
         patience: Patience | None = None,
         process: ReaderProcess | None = None,
         root: Path = Path("/"),
+        *,
+        language: str = "en",
+        memory: Path | None = None,
+        expected: int | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        super().__init__(tags, timing, patience, process, root)
+        super().__init__(tags, timing, patience, process, root, language=language, memory=memory, expected=expected)
         self._root = root
         self._environment = environment
         self._look_at_s = -math.inf  # monotonic s
         self._devices = 0
         self._installed = True  # the Python package
         self._wanted = False  # there is something to read, and something to read it with
-        self._swept = False  # the reader has told of a whole sweep
-        self._told: dict[str, set[str]] = {}  # by uuid, the fields that were ever read
 
     def collect(self, tick: Tick) -> Sequence[Sample]:
         """Never waits longer than `Patience.answer_s`; never raises for a library, a driver or a GPU that is out."""
@@ -78,7 +81,7 @@ class AmdCollector(GpuCollector):
     @property
     def pending(self) -> bool:
         """Whether the reader works on its first sweep, and hasn't died over it twice."""
-        return self._wanted and not self._swept and self._failed_starts < 2
+        return self._wanted and not (self._swept or self._paused) and self._failed_starts < 2
 
     def findings(self, language: str) -> Sequence[Finding]:
         """What the readings so far have shown; asks the source nothing."""
@@ -87,16 +90,8 @@ class AmdCollector(GpuCollector):
     def _look(self) -> None:
         self._devices = library.devices(self._root)
         self._installed = library.has_package()
-        found = self._devices > 0 or library.has_library(self._root, self._environment)
+        found = bool(self._devices or self._memory.known) or library.has_library(self._root, self._environment)
         self._wanted = found and self._installed
-
-    def _take(self, message: Message, tick: Tick, samples: list[Sample]) -> bool:
-        ended = super()._take(message, tick, samples)
-        if message.get("kind") == "done":
-            self._swept = True
-        elif message.get("kind") == "gpu":
-            self._told.setdefault(str(message["uuid"]), set()).update(message["fields"])
-        return ended
 
     def _findings(self, language: str) -> Iterator[tuple[Level, str, str]]:
         known = list(self._roster)
@@ -116,16 +111,16 @@ class AmdCollector(GpuCollector):
 
     def _gpu_findings(self, language: str) -> Iterator[tuple[Level, str, str]]:
         known = list(self._roster)
-        well = [gpu for gpu in known if gpu.state == OK and gpu.uuid in self._told]
+        well = [gpu for gpu in known if gpu.state == OK and gpu.told]
         if well:
             yield "ok", say("amd.finding.fine", language, count=len(well)), ""
         if len(known) < self._devices:
             yield "error", say("amd.finding.fewer", language, devices=self._devices, count=len(known)), ""
         for gpu in known:
-            missing = [field for field in EXPECTED if field not in self._told.get(gpu.uuid, ())]
+            missing = [field for field in EXPECTED if field not in gpu.told]
             if gpu.state != OK:
                 reason = codes.name_of(gpu.code, language)
-                state = GPU_STATES[gpu.state]
+                state = say(f"gpu.state.{GPU_STATES[gpu.state]}", language)
                 text = say("amd.finding.gpu_out", language, index=gpu.index, state=state, reason=reason)
                 yield "error", text, _remedy(gpu.code, language)
             elif missing and gpu in well:
@@ -137,13 +132,17 @@ def _remedy(code: int, language: str) -> str:
     return say(f"amd.remedy.{_REMEDIES[code]}", language) if code in _REMEDIES else ""
 
 
-def amd_collector(tags: Tags, interval_s: float = 1.0) -> AmdCollector:
+def amd_collector(settings: AgentSettings, tags: Tags, memory: Path | None) -> AmdCollector | None:
     """The collector of AMD GPUs, for every host: without a library or a device it says nothing and looks again every 30 s.
 
-    `interval_s` is the time between ticks; the collector keeps well within it.
+    It keeps well within the time between ticks.
     """
-    usual = Patience()
+    if not settings.amd:
+        return None
     return AmdCollector(
         tags,
-        patience=Patience(answer_s=min(2.0, usual.answer_s * interval_s), hung_s=max(usual.hung_s, 1.5 * interval_s)),
+        patience=patience_of(settings.interval_s),
+        language=settings.language,
+        memory=memory,
+        expected=settings.gpus_expected,
     )

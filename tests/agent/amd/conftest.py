@@ -48,8 +48,10 @@ class Host:
     now: float = 1000.0
     collectors: list[AmdCollector] = field(default_factory=list)
 
-    def collector(self, timing: ReaderTiming = EVERY_TICK, patience: Patience = UNHURRIED) -> AmdCollector:
-        made = AmdCollector({"node": "n07", "rack": "r2"}, timing, patience, root=self.root)
+    def collector(
+        self, timing: ReaderTiming = EVERY_TICK, patience: Patience = UNHURRIED, memory: Path | None = None
+    ) -> AmdCollector:
+        made = AmdCollector({"node": "n07", "rack": "r2"}, timing, patience, root=self.root, memory=memory)
         self.collectors.append(made)
         return made
 

@@ -96,6 +96,15 @@ def test_a_gpu_that_fails_altogether_is_told_by_state_and_event_and_comes_back(
     host.until(lambda samples: states(samples).get(NEW) == 0)
 
 
+def test_a_gpu_that_has_refused_all_is_asked_all_again_at_the_next_tick(host: Host) -> None:
+    host.collector(ReaderTiming(takeover_s=20.0, rediscover_s=3600.0))
+    host.tick()
+    host.scenario.gpu(0).fault = codes.NO_PERM
+    assert gpus(host.tick())[NEW].fields == {"state": GPU_STATES.index("no_permission")}
+    host.scenario.gpu(0).fault = 0
+    assert gpus(host.tick())[NEW].fields["power_w"] == 612.0
+
+
 def test_a_gpu_that_is_out_costs_few_calls_in_a_sweep(host: Host) -> None:
     host.collector(ReaderTiming(takeover_s=20.0))
     host.tick()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from agent.amd_smi import codes
 from agent.amd_smi.activity import Residency
 from agent.nvml.timing import ReaderTiming
 from tests.agent.amd.conftest import NEW, OLD, Host, gpus
@@ -198,6 +199,14 @@ def test_sentinels_and_nonsense_are_absent(host: Host, path: str, values: tuple[
         assert seen["temp_c"] == 84.0
 
 
+def test_processes_that_are_told_no_more_are_unknown_and_not_those_of_before(host: Host) -> None:
+    collector = host.collector()
+    host.tick()
+    host.scenario.refuse(0, "processes", code=codes.NO_PERM)
+    assert "processes" not in gpus(host.tick())[NEW].fields
+    assert {gpu.index: gpu.pids for gpu in collector.gpu_processes} == {0: None, 1: (777,)}
+
+
 def test_a_temperature_of_a_sensor_that_is_not_there_is_absent(host: Host) -> None:
     host.collector()
     for celsius in (0, 65535, -40_001, 250):
@@ -243,15 +252,15 @@ def test_a_limit_in_watts_and_one_in_microwatts_are_told_apart(host: Host) -> No
 def test_a_gpu_that_says_no_uuid_or_zeros_is_known_by_its_pci_address(host: Host, uuid: str) -> None:
     host.scenario.gpu(0).uuid = uuid.encode()
     host.collector()
-    seen = {sample.tags["gpu"]: sample.tags["uuid"] for sample in host.tick() if sample.measurement == "gpu"}
+    seen = {sample.tags["gpu"]: sample.tags["uuid"] for sample in gpus(host.tick()).values()}
     assert seen == {"0": "PCI-0000:83:00", "1": host.scenario.gpu(1).uuid.decode()}
 
 
 def test_two_gpus_of_one_uuid_stay_two(host: Host) -> None:
     host.scenario.gpu(1).uuid = host.scenario.gpu(0).uuid
     host.collector()
-    samples = [sample for sample in host.tick() if sample.measurement == "gpu"]
-    assert {sample.tags["gpu"]: sample.fields["power_w"] for sample in samples} == {"0": 612.0, "1": 187.0}
+    seen = {sample.tags["gpu"]: sample.fields["power_w"] for sample in gpus(host.tick()).values()}
+    assert seen == {"0": 612.0, "1": 187.0}
 
 
 def test_what_the_package_trips_over_costs_that_value_only(host: Host) -> None:

@@ -16,7 +16,8 @@ from agent.collectors.interface import Examined, Tick
 from agent.collectors.nvidia import Patience
 from agent.sampler import COLLECTORS
 from agent.settings import AgentSettings
-from tests.agent.amd.conftest import EVERY_TICK, NEW, OLD, UNHURRIED, Host, add_device, gpus
+from telemetry.catalogue import GPU_STATES
+from tests.agent.amd.conftest import EVERY_TICK, NEW, OLD, UNHURRIED, Host, add_device, gpus, states
 
 SOURCE = str(Path(__file__).parents[3])
 
@@ -178,5 +179,52 @@ def test_without_permission_the_groups_are_named(host: Host) -> None:
     ] * 2
 
 
-def test_the_collector_of_a_host_keeps_within_its_tick() -> None:
-    assert amd_collector({"node": "n"}, 0.5).patience.answer_s < 0.5
+def test_the_collector_of_a_host_keeps_within_its_tick(tmp_path: Path) -> None:
+    made = amd_collector(AgentSettings(tmp_path, "sqlite:///x.db", interval_s=0.5), {"node": "n"}, None)
+    assert made is not None
+    assert made.patience.answer_s < 0.5
+
+
+def test_a_gpu_that_is_gone_after_a_reboot_is_missed(host: Host, tmp_path: Path) -> None:
+    first = host.collector(memory=tmp_path)
+    host.tick()
+    first.close()
+    host.scenario.state.gpu_count = 1
+    host.collector(memory=tmp_path)
+    seen = host.until(lambda samples: len(gpus(samples)) == 2)
+    assert states(seen) == {NEW: 0, OLD: GPU_STATES.index("absent")}
+    [counts] = [dict(sample.fields) for sample in seen if sample.measurement == "host"]
+    assert counts == {"gpus_seen": 1, "gpus_expected": 2}
+
+
+def test_gpus_that_were_once_there_are_missed_without_library_and_device(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = host.collector(memory=tmp_path)
+    host.tick()
+    first.close()
+    monkeypatch.setenv("ROCM_PATH", "/nowhere")
+    later = host.collector(memory=tmp_path)
+    host.until(lambda samples: states(samples) == dict.fromkeys((NEW, OLD), GPU_STATES.index("absent")))
+    assert [finding.level for finding in later.findings("en")] == ["error"]
+
+
+def test_a_paused_collector_lets_go_of_the_devices_and_takes_them_up_again(host: Host) -> None:
+    collector = host.collector()
+    host.tick()
+    collector.pause()
+    assert [host.tick() for _ in range(3)] == [[], [], []]
+    assert collector.reader_pid is None
+    assert not collector.pending
+    collector.resume()
+    host.until(lambda samples: states(samples) == {NEW: 0, OLD: 0})
+
+
+def test_asked_to_look_again_it_asks_what_was_refused(host: Host) -> None:
+    host.scenario.refuse(0, "energy")
+    collector = host.collector()
+    host.tick()
+    host.scenario.refuse(0, "energy", code=0)
+    assert "energy_j" not in gpus(host.tick())[NEW].fields
+    collector.reprobe()
+    assert "energy_j" in gpus(host.tick())[NEW].fields
