@@ -102,7 +102,7 @@ def test_a_gpu_that_has_refused_all_is_asked_all_again_at_the_next_tick(host: Ho
     host.scenario.gpu(0).fault = codes.NO_PERM
     assert gpus(host.tick())[NEW].fields == {"state": GPU_STATES.index("no_permission")}
     host.scenario.gpu(0).fault = 0
-    assert gpus(host.tick())[NEW].fields["power_w"] == 612.0
+    assert gpus(host.tick())[NEW].fields["util_pct"] == 97.0
 
 
 def test_a_gpu_that_is_out_costs_few_calls_in_a_sweep(host: Host) -> None:
