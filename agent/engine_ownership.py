@@ -90,6 +90,16 @@ class EngineOwnership:
             if target.gpus:
                 self._owned[target.name].gpus = manual(target.gpus)
 
+    @property
+    def pending(self) -> bool:
+        """Whether the first search has not ended yet."""
+        return bool(self._targets) and not self._found_once
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any GPU of this host is known."""
+        return bool(self._gpus())
+
     def begin(self, tick: Tick) -> None:
         """Start a search where one is due."""
         if self._asked is None and tick.monotonic_s >= self._due_s and self._targets and self._search.start(tick):

@@ -11,13 +11,14 @@ from pathlib import Path
 from agent.collectors.dialects.dialect import Dialect, Told, config_hash
 from agent.collectors.dialects.dynamo import counted_once
 from agent.collectors.dialects.registry import KINDS, detect
+from agent.collectors.engine_findings import Examination, findings
 from agent.collectors.engine_identity import Change, Identities, Vanishing
 from agent.collectors.engine_incarnation import Incarnation, Turn
 from agent.collectors.engine_probe import EngineProbe
 from agent.collectors.engine_readings import EngineReadings, configuration, version
 from agent.collectors.engine_route import MetricsRoute, who_serves
 from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape
-from agent.collectors.interface import Collector, ListsGpuProcesses, Tags, Tick
+from agent.collectors.interface import Collector, Finding, ListsGpuProcesses, Tags, Tick
 from agent.engine_ownership import EngineOwnership
 from agent.engine_status import EngineStatus
 from agent.settings import AgentSettings, EngineTarget
@@ -224,6 +225,33 @@ class EngineCollector:
                 samples += self._without_answer(engine, tick)
         return counted_once(samples)
 
+    @property
+    def pending(self) -> bool:
+        """Whether an engine, its processes or its first probe are still waited for."""
+        return self.ownership.pending or any(
+            engine.up is None or (engine.probe is not None and engine.probe.pending and engine.probe.last is None)
+            for engine in self._engines
+        )
+
+    def findings(self, language: str) -> Sequence[Finding]:
+        if not self._engines:
+            none, remedy = say("agent.examined.none", language), say("agent.examined.none_remedy", language)
+            return [Finding(self.name, "absent", none, remedy)]
+        return [finding for engine in self._engines for finding in findings(self._examined(engine), language)]
+
+    def _examined(self, engine: Watched) -> Examination:
+        name = engine.target.name
+        return Examination(
+            engine.status,
+            engine.kind,
+            engine.model,
+            gpus=self.ownership.gpus(name),
+            driver_says=self.ownership.driver_says(name),
+            pid=self.ownership.pid(name),
+            has_gpus=self.ownership.has_gpus,
+            probed=engine.probe.last if engine.probe is not None else None,
+        )
+
     def statuses(self) -> list[EngineStatus]:
         return [engine.status for engine in self._engines]
 
@@ -305,7 +333,8 @@ class EngineCollector:
         limit_s = STALE_AFTER_INTERVALS * max(self._interval_s, engine.slow_s)
         if engine.answered_s is None:
             engine.answered_s = tick.monotonic_s  # nothing is known yet: the wait begins
-        if self._monotonic() - engine.answered_s > limit_s:
+        # one that is asked seldom has not been silent since its last answer, but since it was asked
+        if self._monotonic() - max(engine.answered_s, engine.asked_s) > limit_s:
             engine.up = engine.starting = 0
             problem = say("agent.engine.silent", self._language)
             engine.status = replace(engine.status, state="down", stage="", progress=None, problem=problem)

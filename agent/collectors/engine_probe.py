@@ -120,13 +120,18 @@ class EngineProbe:
         Never waits.
         """
         self._kind, self._model = kind, model
-        if not is_up and not self._jobs.pending:
+        if not is_up and not self.pending:
             return {}
         probed = self._jobs.take(tick)
         if probed is None:
             return {}
         self.last = probed
         return probed.fields
+
+    @property
+    def pending(self) -> bool:
+        """Whether a probe is under way."""
+        return self._jobs.pending
 
     def close(self) -> None:
         self._jobs.close()

@@ -194,6 +194,17 @@ def test_a_slow_engine_is_down_only_after_three_times_its_usual_time(server: Eng
     assert first.fields["up"] == 1
 
 
+def test_an_engine_that_is_asked_seldom_is_not_down_because_its_last_answer_is_old(server: EngineEndpoint) -> None:
+    server.metrics(vllm())
+    ticks = Ticks(server.url, wait_s=0.0, interval_s=1.0)
+    engine = ticks.collector._engines[0]
+    ticks.until(lambda sample: sample.fields.get("up") == 1)
+    server.hang("/metrics")
+    ticks.until(lambda _: engine.worker.busy)
+    engine.answered_s = time.monotonic() - 10.0
+    assert ticks.one().fields["up"] == 1
+
+
 def test_a_dripping_body_ends_at_the_deadline(server: EngineEndpoint) -> None:
     def drip() -> Iterator[bytes]:
         yield b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
