@@ -25,6 +25,7 @@ class KnownGpu:
     bound: bool = False  # the kernel driver has it
     fallen: int | None = None  # number of the tick in which the kernel's log said that it has fallen off the bus
     persistence: int | None = None  # 0 off, 1 on
+    activity: int | None = None  # whether it tells what its SMs do: 0 no, 1 yes
     migs: tuple[str, ...] = ()  # uuids of its MIG instances
     told: frozenset[str] = frozenset()  # the fields that were ever read
     xids: int | None = None  # since the agent's start; None when nobody delivers them

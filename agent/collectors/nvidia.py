@@ -14,7 +14,8 @@ from typing import Any
 from agent.collectors.engine_identity import Change, Identities
 from agent.collectors.gpu_memory import GpuMemory, RememberedGpu
 from agent.collectors.gpu_roster import GpuRoster, KnownGpu
-from agent.collectors.interface import GpuProcesses, Tags, Tick
+from agent.collectors.interface import Finding, GpuProcesses, Tags, Tick
+from agent.collectors.nvidia_findings import Condition, findings
 from agent.driver import ABSENT, HUNG, LOST, OK, SUCCESS, DriverCodes, Row
 from agent.frames import BadFrame, Message
 from agent.kernel_log import KernelLog
@@ -100,6 +101,7 @@ class GpuCollector:
         self._identities = Identities(memory / f"{self.name}_driver.json" if memory else None)
         self._recalled = False
         self._swept = False  # the reader has ended a sweep since its first start, or since `resume`
+        self._silent_s = 0.0  # for how long the reader has not ended a sweep
         self._paused = False
         self._reprobe = False
 
@@ -128,6 +130,7 @@ class GpuCollector:
                 self._listen(tick, samples)
             if not self._swept and tick.monotonic_s - self._started_s >= self.patience.hung_s:
                 self._recall(tick, listed=True)  # nothing was ever heard: what hangs is what there was
+            self._silent_s = tick.monotonic_s - self._heard_s
             samples += self._besides(tick)
             for gpu in self._roster:
                 samples += self._silent(gpu, tick)
@@ -283,12 +286,16 @@ class GpuCollector:
 
     def _counts(self, tick: Tick) -> list[Sample]:
         """How many GPUs answer, beside how many there should be; nothing on a host that has none of this kind."""
-        told = self._memory.told
-        if not len(self._roster) and not (told and self._swept and self._driver != self.without_library):
+        if not len(self._roster) and not (self._memory.told and self._swept and self._driver != self.without_library):
             return []
-        expected = max(self._memory.count, len(self._roster)) if told is None else told
+        expected = self._expected
         seen = sum(gpu.state == OK for gpu in self._roster)
         return [Sample("host", self._tags, {"gpus_seen": seen, "gpus_expected": expected}, tick.time_ns)]
+
+    @property
+    def _expected(self) -> int:
+        told = self._memory.told
+        return max(self._memory.count, len(self._roster)) if told is None else told
 
     def _besides(self, tick: Tick) -> list[Sample]:
         """What is known of the GPUs from elsewhere than their driver's library."""
@@ -419,6 +426,8 @@ def _value(field: Field, value: object) -> Value:
 def _take_facts(gpu: KnownGpu, facts: Mapping[str, Any]) -> None:
     persistence = facts.get("persistence")
     gpu.persistence = None if persistence is None else int(persistence)
+    activity = facts.get("activity")
+    gpu.activity = None if activity is None else int(activity)
     gpu.migs = tuple(printable(str(uuid))[:96] for uuid in facts.get("migs", ()))[:MOST_INSTANCES]
 
 
@@ -446,6 +455,18 @@ class NvidiaCollector(GpuCollector):
         super().__init__(tags, timing, patience, process, root, language=language, memory=memory, expected=expected)
         self._kernel_log = kernel_log
         self._ledger = XidLedger()
+
+    @property
+    def pending(self) -> bool:
+        """Whether the reader works on its first sweep."""
+        return not (self._swept or self._paused) and self._silent_s < self.patience.hung_s
+
+    def findings(self, language: str) -> Sequence[Finding]:
+        """What the readings so far have shown; asks the driver nothing."""
+        silent = self._silent_s >= self.patience.hung_s
+        log = None if self._kernel_log is None else self._kernel_log.problem
+        condition = Condition(self._driver, self._swept, self._paused, silent, list(self._roster), self._expected, log)
+        return findings(condition, language)
 
     def close(self) -> None:
         """As of any GPUs; the kernel's log is left, too."""

@@ -59,6 +59,11 @@ class Gpm:
         finally:
             _one_at_a_time.release()
 
+    @property
+    def supported(self) -> bool | None:
+        """None before the card was asked."""
+        return self._supported
+
     def forget(self) -> None:
         """Give the sample buffers back to the library."""
         for buffer in (self._older, self._newer):

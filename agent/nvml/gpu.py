@@ -88,13 +88,8 @@ class Gpu:
             "processes_due": self._processes_due.now(now),
             "names_due": self._names_due.now(now),
         }
-        facts = None
         if due["names_due"]:
             self._mig.enumerate(calls, handle)
-            facts = {
-                "persistence": calls.ask("persistence", pynvml.nvmlDeviceGetPersistenceMode, handle),
-                "migs": self._mig.uuids,
-            }
         fields: dict[str, Value] = {}
         if self._limits_due.now(now):  # first, since margins are told against them
             fields |= self._read_limits()
@@ -119,7 +114,15 @@ class Gpu:
             fields["processes"] = len(pids)
         untold = due["processes_due"] and pids is None
         fields = self._with_words(fields, due["names_due"])
+        facts = self._facts() if due["names_due"] else None
         return Reading(codes.OK, codes.SUCCESS, fields, pids, untold, migs, facts)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "persistence": self.calls.ask("persistence", pynvml.nvmlDeviceGetPersistenceMode, self.handle),
+            "activity": self._gpm.supported,
+            "migs": self._mig.uuids,
+        }
 
     def _read_limits(self) -> dict[str, Value]:
         calls, handle = self.calls, self.handle
