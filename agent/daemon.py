@@ -5,22 +5,46 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from agent.clock import SystemClock
 from agent.collectors.engine import EngineCollector
-from agent.collectors.interface import Examined, Tick
+from agent.collectors.interface import Collector, Pausable, Reprobable, Tick
 from agent.delivery import Delivery
 from agent.endpoint import CannotServe, Endpoint
 from agent.engine_status import EngineStatus
 from agent.hosting import Hosting
 from agent.latest import LatestSamples
+from agent.pause import Pause, moment
+from agent.reload import (
+    ConfigurationRefused,
+    Difference,
+    Gather,
+    describe,
+    difference,
+    engine_changes,
+    has_terminal,
+    terminal_is_gone,
+    to_make_anew,
+    warm,
+)
 from agent.retention import Retention, keeps_itself
-from agent.sampler import SLOW_FIELDS, SLOW_SOURCES, Sampler, Storage, collectors, slow_measurements
+from agent.sampler import (
+    COLLECTORS,
+    DEPENDS_ON,
+    SLOW_FIELDS,
+    SLOW_SOURCES,
+    Sampler,
+    Storage,
+    acquaint,
+    collectors_by_source,
+    slow_measurements,
+)
 from agent.settings import AgentSettings, EngineTarget
 from agent.spool import Spool, SpoolError
 from telemetry.messages import say
@@ -28,62 +52,63 @@ from telemetry.process import notify, stop_event
 from telemetry.sample import Sample
 from telemetry.store import StoreDown, StoreError, open_store
 
-__all__ = ["Agent", "AgentSettings", "CannotStart", "EngineTarget", "once", "run"]
+__all__ = ["Agent", "AgentSettings", "CannotStart", "EngineTarget", "run"]
 
 ENGINE_GRACE_S = 1.8
 DELIVERY_GRACE_S = 0.5
 """Together within the three seconds in which the agent ends."""
 
+RELOAD_ENGINE_GRACE_S = 10.0
+"""An engine that a reload stops may end what it has begun; the ticks don't wait for it."""
+
 STALLED_AFTER_INTERVALS = 3
 
-ONCE_LIMIT_S = 20.0
-"""A single sweep waits this long for the first reading of a slow source."""
+log = logging.getLogger(__name__)
 
 
 class CannotStart(Exception):
     """A mistake in what the agent was given, or in this host. One line: what, why and the remedy."""
 
 
-def run(settings: AgentSettings) -> int:
-    """Run until SIGTERM or SIGINT: 0. 2 with one line on stderr when it can't start; then nothing is left behind."""
+def run(settings: AgentSettings, gather: Gather | None = None) -> int:
+    """Run until SIGTERM or SIGINT: 0. 2 with one line on stderr when it can't start; then nothing is left behind.
+
+    With `gather`, SIGHUP takes over what it then answers, while the ticks go on.
+    """
     stop = stop_event()
+    asked = threading.Event()
+    if gather is not None:
+        _on_hangup(asked, stop)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every scrape
     try:
         agent = Agent(settings)
     except CannotStart as error:
         print(error, file=sys.stderr)
         return 2
+    if gather is not None:
+        threading.Thread(target=_reload_when_asked, args=(agent, gather, asked), name="reload", daemon=True).start()
     agent.run(stop)
     return 0
 
 
-def once(settings: AgentSettings) -> list[Sample]:
-    """The samples of one sweep. It takes one interval, since rates need two readings, and longer while a slow source is being read
-    for the first time. Nothing is kept, hosted or delivered.
-    """
-    only_watched = replace(settings, engines=tuple(replace(engine, command=None) for engine in settings.engines))
-    sources = collectors(only_watched, None)
-    sampler = Sampler(
-        sources,
-        settings.tags,
-        lambda _samples: None,
-        interval_s=settings.interval_s,
-        language=settings.language,
-    )
-    try:
-        latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings), SLOW_SOURCES)
-        began_s = time.monotonic()
-        latest.publish(sampler.tick(), 0.0)
-        events: list[Sample] = []
-        while True:
-            time.sleep(settings.interval_s)
-            samples, passed_s = sampler.tick(), time.monotonic() - began_s
-            latest.publish(samples, passed_s)
-            events += [sample for sample in samples if sample.measurement == "event"]
-            if passed_s >= ONCE_LIMIT_S or not any(isinstance(at, Examined) and at.pending for at in sources):
-                return [*events, *latest.fresh(passed_s)]
-    finally:
-        sampler.close()
+def _on_hangup(asked: threading.Event, stop: threading.Event) -> None:
+    """SIGHUP asks for a reload; from a terminal that was closed it means the end, as for any program."""
+    had_terminal = has_terminal()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        (stop if terminal_is_gone(had_terminal) else asked).set()
+
+    signal.signal(signal.SIGHUP, on_signal)
+
+
+def _reload_when_asked(agent: Agent, gather: Gather, asked: threading.Event) -> None:
+    while True:
+        asked.wait()
+        asked.clear()
+        try:
+            agent.reload(gather)
+        except Exception:
+            log.exception("the configuration could not be taken over")
 
 
 class Agent:
@@ -120,12 +145,13 @@ class Agent:
         self._hosting = Hosting(
             settings.tags, settings.engines, settings.state_dir / "engines", language=settings.language
         )
-        sources = collectors(settings, settings.state_dir)
-        self._engines = next((source for source in sources if isinstance(source, EngineCollector)), None)
-        if self._engines is not None:
-            self._engines.ownership.sources.hosted = self._hosting.pids
+        self._pause = Pause(settings.state_dir)
+        self._pausing = threading.Lock()
+        self._paused_until_s: float | None = None  # once the devices are let go
+        self._sources = collectors_by_source(settings, settings.state_dir, COLLECTORS)
+        self._engines = self._meet(self._sources)
         self._sampler = Sampler(
-            [*sources, self._hosting],
+            [*self._sources.values(), self._hosting],
             settings.tags,
             self._keep,
             interval_s=settings.interval_s,
@@ -137,6 +163,8 @@ class Agent:
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop` is set, then end everything within three seconds."""
+        if self._pause.look():  # before any device is opened
+            self._let_go_or_take_back()
         self.endpoint.start()
         self._delivery.start()
         self._hosting.start()
@@ -154,11 +182,95 @@ class Agent:
         self._hosting.stop(ENGINE_GRACE_S)
         last = self._hosting.collect(Tick(0, self._clock.wall_ns(), self._clock.monotonic_s()))
         with contextlib.suppress(SpoolError):
-            self._spool.append(last)
+            self._spool.append([*last, *self._sampler.noted()])
         self._sampler.close()
         self._delivery.stop(DELIVERY_GRACE_S)
         self._spool.close()
         self.endpoint.close()
+
+    def reload(self, gather: Gather) -> None:
+        """Take over a new configuration as a whole, or leave all as it is. On a thread of its own: the ticks go on meanwhile."""
+        notify(RELOADING="1", MONOTONIC_USEC=str(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000))
+        try:
+            found = difference(self.settings, gather())
+        except ConfigurationRefused as error:
+            log.error("%s", say("agent.reload.refused", self.settings.language, reason=error))
+        else:
+            self._go_on_with(found)
+        finally:
+            notify(READY="1", STATUS=self._sentence())
+
+    def _go_on_with(self, found: Difference) -> None:
+        before, now = self.settings, found.settings
+        if found.kept:
+            log.warning("%s", say("agent.reload.kept", now.language, names=", ".join(found.kept)))
+        anew = to_make_anew(found.changed, DEPENDS_ON, list(COLLECTORS))
+        leaving = [self._sources[name] for name in anew & self._sources.keys()]
+        for source in self._sources.values():
+            if isinstance(source, Reprobable) and source not in leaving:
+                source.reprobe()
+        made = collectors_by_source(now, now.state_dir, anew)
+        events = [event for source in made.values() for event in self._warmed(source)]
+        going_on = {name: source for name, source in self._sources.items() if name not in anew} | made
+        sources = {name: going_on[name] for name in COLLECTORS if name in going_on}
+        engines = self._meet(sources)
+        self._latest.keep(now.interval_s, slow_measurements(now))
+        taken = self._sampler.change([*sources.values(), self._hosting], now.tags, now.interval_s)
+        taken.wait(2 * before.interval_s + ENGINE_GRACE_S)
+        with self._pausing:
+            self.settings, self._sources, self._engines = now, sources, engines
+            if self._pause.until_s is not None:  # it may have begun meanwhile
+                _let_go(made.values())
+        self._retention.keep_days = now.keep_days
+        for source in leaving:
+            source.close()
+        self._sampler.keep(events)
+        self._tell_of_reload(before, found)
+        self._hosting.change(now.engines, now.tags, RELOAD_ENGINE_GRACE_S)
+
+    def _meet(self, sources: Mapping[str, Collector]) -> EngineCollector | None:
+        """Tell the collectors of each other, and the one of engines, which is returned, of what is hosted here."""
+        acquaint(list(sources.values()))
+        engines = next((source for source in sources.values() if isinstance(source, EngineCollector)), None)
+        if engines is not None:
+            engines.ownership.sources.hosted = self._hosting.pids
+        return engines
+
+    def _warmed(self, source: Collector) -> list[Sample]:
+        with self._pausing:
+            if isinstance(source, Pausable) and self._pause.until_s is not None:
+                source.pause()
+                return []
+        return warm(source)
+
+    def _tell_of_reload(self, before: AgentSettings, found: Difference) -> None:
+        if not found.changed:
+            log.info("%s", say("agent.reload.same", before.language))
+            return
+        what = describe(before, found)
+        log.info("%s", say("agent.reload.done", before.language, what=what))
+        self._sampler.note("config", "agent", say("agent.reload.done", before.language, what=what))
+        for name, how in engine_changes(before.engines, found.settings.engines).items():
+            if how == "changed":  # what an engine yields may differ from here on
+                self._sampler.note("config", name, say("agent.event.config", before.language, engine=name))
+
+    def _look_for_pause(self) -> None:
+        """A stat; what follows from a change is done beside the ticks, since a driver may take its time."""
+        if self._pause.look():
+            threading.Thread(target=self._let_go_or_take_back, name="pause", daemon=True).start()
+
+    def _let_go_or_take_back(self) -> None:
+        with self._pausing:
+            until_s = self._pause.until_s
+            if until_s is None:
+                _take_back(self._sources.values())
+            else:
+                _let_go(self._sources.values())
+            self._paused_until_s = until_s
+        key = "over" if until_s is None else "begins"
+        text = say(f"agent.pause.{key}", self.settings.language, until="" if until_s is None else moment(until_s))
+        log.warning("%s", text)
+        self._sampler.note("pause", "agent", text)
 
     def statuses(self) -> list[EngineStatus]:
         """Every engine: a hosted one as its supervision sees it, with what its metrics tell besides; others by their endpoint."""
@@ -184,8 +296,11 @@ class Agent:
             status = "stalled"
         else:
             status = "ok" if self._delivery.connected else "degraded"
+        until_s = self._paused_until_s
         return status in ("ok", "degraded"), {
             "status": status,
+            "paused_until": None if until_s is None else moment(until_s),
+            "state_dir": str(self.settings.state_dir),
             "node": self.settings.tags["node"],
             "interval_s": self.settings.interval_s,
             "ticks": last.number if last else 0,
@@ -199,6 +314,7 @@ class Agent:
                 "error": self._delivery.last_error,
             },
             "errors": self._sampler.errors(),
+            "collectors": self._sampler.progress(),
             "engine_answers_late": self._engines.late if self._engines else 0,
             "engines": [asdict(status) for status in self.statuses()],
         }
@@ -225,11 +341,13 @@ class Agent:
         self._said = text
         if self._watchdog:
             notify(WATCHDOG="1")
+        self._look_for_pause()
 
     def _sentence(self) -> str:
         """What the agent does now, in words: its ticking, or the engines that are not ready."""
         language = self.settings.language
-        parts = []
+        until_s = self._paused_until_s
+        parts = [] if until_s is None else [say("agent.pause.begins", language, until=moment(until_s))]
         for status in self.statuses():
             if status.state != "ready":
                 key = "engine_progress" if status.progress is not None else "engine_stage" if status.stage else "engine"
@@ -270,3 +388,15 @@ def _target(url: str) -> str:
     scheme, _, rest = url.partition("://")
     place = rest.partition("?")[0]
     return f"{scheme}://{place.rpartition('@')[2]}"
+
+
+def _let_go(sources: Iterable[Collector]) -> None:
+    for source in sources:
+        if isinstance(source, Pausable):
+            source.pause()
+
+
+def _take_back(sources: Iterable[Collector]) -> None:
+    for source in sources:
+        if isinstance(source, Pausable):
+            source.resume()

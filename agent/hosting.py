@@ -84,6 +84,11 @@ class HostedEngine:
     def start(self) -> None:
         self._thread.start()
 
+    def runs(self, target: EngineTarget) -> bool:
+        """Whether this process is the one that `target` asks for: how it is read besides doesn't matter to it."""
+        ours = self._target
+        return (ours.command, ours.base_url, ours.gpus) == (target.command, target.base_url, target.gpus)
+
     def ask_to_stop(self) -> None:
         """SIGTERM to the engine and all that it started; no restart from now on."""
         with self._lock:
@@ -254,17 +259,33 @@ class Hosting:
         self._tags = dict(tags)
         self._wall_ns = wall_ns
         self._events: deque[Sample] = deque(maxlen=EVENT_LIMIT)
-        self._engines = {
-            target.name: HostedEngine(
-                target, folder, self._reporter(target.name), times=times or HostingTimes(), language=language
-            )
-            for target in targets
-            if target.command
-        }
+        self._folder = folder
+        self._times = times or HostingTimes()
+        self._language = language
+        self._turn = threading.Lock()  # for who may start engines
+        self._ending = False
+        self._engines = {target.name: self._hosted(target) for target in targets if target.command}
 
     def start(self) -> None:
         for engine in self._engines.values():
             engine.start()
+
+    def change(self, targets: Sequence[EngineTarget], tags: Tags, grace_s: float) -> None:
+        """Host these from now on: stop what is no longer wanted as it is, leave alone what is, start what is new.
+
+        Waits until those that stop have ended, and kills them after `grace_s`: the next of that name needs their port and GPUs.
+        """
+        self._tags = dict(tags)
+        wanted = {target.name: target for target in targets if target.command}
+        staying = {name: at for name, at in self._engines.items() if name in wanted and at.runs(wanted[name])}
+        _stop([engine for name, engine in self._engines.items() if name not in staying], grace_s)
+        with self._turn:
+            if self._ending:
+                return
+            starting = {name: self._hosted(target) for name, target in wanted.items() if name not in staying}
+            self._engines = {name: staying.get(name) or starting[name] for name in wanted}
+            for engine in starting.values():
+                engine.start()
 
     def collect(self, _tick: Tick) -> Sequence[Sample]:
         """The events since the last call, each with the time at which it happened."""
@@ -278,15 +299,18 @@ class Hosting:
         return {name: pid for name, engine in self._engines.items() if (pid := engine.status.pid) is not None}
 
     def stop(self, grace_s: float = 3.0) -> None:
-        """Ask all engines at once; SIGKILL to those that are still there after `grace_s`."""
-        for engine in self._engines.values():
-            engine.ask_to_stop()
-        until_s = time.monotonic() + grace_s
-        for engine in self._engines.values():
-            engine.stop(until_s)
+        """Ask all engines at once; SIGKILL to those that are still there after `grace_s`. None is started from now on."""
+        with self._turn:
+            self._ending = True
+        _stop(list(self._engines.values()), grace_s)
 
     def close(self) -> None:
         self.stop(0.0)
+
+    def _hosted(self, target: EngineTarget) -> HostedEngine:
+        return HostedEngine(
+            target, self._folder, self._reporter(target.name), times=self._times, language=self._language
+        )
 
     def _reporter(self, subject: str) -> Callable[[str, int, str, str], None]:
         def report(kind: str, code: int, text: str, detail: str) -> None:
@@ -298,6 +322,14 @@ class Hosting:
             )
 
         return report
+
+
+def _stop(engines: Sequence[HostedEngine], grace_s: float) -> None:
+    for engine in engines:
+        engine.ask_to_stop()
+    until_s = time.monotonic() + grace_s
+    for engine in engines:
+        engine.stop(until_s)
 
 
 def describe_exit(code: int, language: str) -> str:

@@ -40,6 +40,12 @@ class LatestSamples:
         self._lock = threading.Lock()
         self._newest: dict[Key, tuple[float, Sample]] = {}
 
+    def keep(self, interval_s: float, slow_measurements: Mapping[str, float]) -> None:
+        """Go on with another interval and other slow measurements."""
+        with self._lock:
+            self._keep_s = STALE_AFTER_INTERVALS * interval_s
+            self._slow_measurements = slow_measurements
+
     def publish(self, samples: Iterable[Sample], monotonic_s: float) -> None:
         with self._lock:
             for sample in samples:

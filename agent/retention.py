@@ -29,7 +29,7 @@ class Retention:
         self, opener: Callable[[], Store], keep_days: float, wall_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._opener = opener
-        self._keep_days = keep_days
+        self.keep_days = keep_days
         self._wall_ns = wall_ns
         self._scheduler = BackgroundScheduler(timezone=UTC)
 
@@ -53,8 +53,8 @@ class Retention:
     def prune(self) -> int:
         """Delete what is older than kept; how many samples went. A store that can't do it now is tried again in an hour."""
         now_ns = self._wall_ns()
-        raw_ns = now_ns - int(self._keep_days * DAY_NS)
-        rare_ns = now_ns - int(max(self._keep_days, RARE_DAYS) * DAY_NS)
+        raw_ns = now_ns - int(self.keep_days * DAY_NS)
+        rare_ns = now_ns - int(max(self.keep_days, RARE_DAYS) * DAY_NS)
         try:
             store = self._opener()
             try:

@@ -6,7 +6,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,6 +54,22 @@ COLLECTORS: Mapping[str, Factory] = {
     "bmc": lambda settings, tags, memory: bmc.BmcCollector.of(settings, tags, memory),
 }
 
+DEPENDS_ON: Mapping[str, Sequence[str]] = {
+    "gpu": ("nvml", "interval_s"),
+    "host": (),
+    "rapl": (),
+    "clock": (),
+    "engine": ("engines", "interval_s"),
+    "pdu": ("pdus",),
+    "bmc": ("bmc",),
+    "dcgm": ("dcgm_url", "interval_s"),
+    "amd": ("amd", "interval_s"),
+    "ascend": ("ascend", "ascend_url", "interval_s"),
+}
+"""What of the settings, tags aside, a source is made from; a reload makes it anew when one of these changed. A source that is not
+named here is made anew whenever anything changed.
+"""
+
 SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
     "gpu": {**kept_s(ReaderTiming()), **dcgm.KEPT},
     "mig": mig_kept_s(ReaderTiming()),
@@ -85,16 +102,27 @@ LATE_START_INTERVALS = 0.25
 """A tick that is due may start this much late; later than that it is skipped."""
 
 LOG_EVERY_S = 60.0
+NOTED_LIMIT = 1000
 
 
 def collectors(settings: AgentSettings, memory: Path | None) -> list[Collector]:
     """The sources that this host has."""
-    made = (create(settings, settings.tags, memory) for create in COLLECTORS.values())
-    found = [collector for collector in made if collector is not None]
+    found = list(collectors_by_source(settings, memory, COLLECTORS).values())
+    acquaint(found)
+    return found
+
+
+def collectors_by_source(settings: AgentSettings, memory: Path | None, names: Iterable[str]) -> dict[str, Collector]:
+    """Those of the lines of COLLECTORS that are named, and that this host has."""
+    made = ((name, COLLECTORS[name](settings, settings.tags, memory)) for name in COLLECTORS if name in set(names))
+    return {name: collector for name, collector in made if collector is not None}
+
+
+def acquaint(found: Sequence[Collector]) -> None:
+    """Let those that look at others know which there are."""
     for collector in found:
         if isinstance(collector, Beside):
             collector.beside(found)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +141,27 @@ class Place:
 
     collector: Collector
     worker: Worker[Sequence[Sample]]
+    tags: Tags  # of the host, as the collector knows them
     failures: int = 0
     logged_s: float = -math.inf
+    answered_s: float | None = None  # monotonic time of the last tick to which it answered
+    delivered_s: float | None = None  # of the last one in which it had something to say
 
     def fail(self, what: str, now_s: float) -> None:
         self.failures += 1
         if now_s - self.logged_s >= LOG_EVERY_S:
             self.logged_s = now_s
             log.warning("collector %s: %s (%d failures so far)", self.collector.name, what, self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a running sampler goes on with from its next tick. Sources that it has already go on undisturbed."""
+
+    sources: Sequence[Collector]
+    tags: Tags
+    interval_s: float
+    done: threading.Event
 
 
 class Sampler:
@@ -152,7 +193,9 @@ class Sampler:
         self._after_tick = after_tick
         self._language = language
         self._steps = StepDetector()
-        self._places = [Place(source, Worker(f"collect-{source.name}", source.collect)) for source in sources]
+        self._places = [_place(source, self._tags) for source in sources]
+        self._change: Change | None = None
+        self._noted: deque[Sample] = deque(maxlen=NOTED_LIMIT)
         self._process = psutil.Process()
         self._number = 0
         self._complained_s = -math.inf
@@ -161,8 +204,11 @@ class Sampler:
         """Tick until `stop` is set."""
         start_s = self._clock.monotonic_s()
         slot = 0
+        interval_s = self._interval_s
         while not stop.is_set():
             self.tick()
+            if interval_s != self._interval_s and self.last is not None:
+                start_s, slot, interval_s = self.last.monotonic_s, 0, self._interval_s
             passed = (self._clock.monotonic_s() - start_s) / self._interval_s
             following = max(slot + 1, math.ceil(passed - LATE_START_INTERVALS))
             self.missed += following - slot - 1
@@ -173,9 +219,10 @@ class Sampler:
 
     def tick(self) -> list[Sample]:
         """One tick now: its samples, after the sink has had them."""
+        self._take_over()
         began_s = time.perf_counter()
         tick = self._moment()
-        samples = [*self._clock_events(tick), *self._collect(tick)]
+        samples = [*self.noted(), *self._clock_events(tick), *self._collect(tick)]
         samples = [kept for sample in merged(samples) if (kept := self._known(sample)) is not None]
         self.last = tick
         samples.append(self._report(tick, (time.perf_counter() - began_s) * 1000))
@@ -190,6 +237,37 @@ class Sampler:
         self._after_tick(tick)
         return samples
 
+    def change(self, sources: Sequence[Collector], tags: Tags, interval_s: float) -> threading.Event:
+        """Go on with these from the next tick; the event is set when that has come. Those that leave are not closed here."""
+        self._change = Change(sources, dict(tags), interval_s, threading.Event())
+        return self._change.done
+
+    def note(self, kind: str, subject: str, text: str, detail: str = "") -> None:
+        """An event for the next tick, dated now. From any thread."""
+        fields: dict[str, Value] = {"text": text, "code": 0}
+        if detail:
+            fields["detail"] = detail
+        tags = {**self._tags, "kind": kind, "subject": subject}
+        self._noted.append(Sample("event", tags, fields, self._clock.wall_ns()))
+
+    def keep(self, events: Sequence[Sample]) -> None:
+        """Samples for the next tick that were taken outside of one."""
+        self._noted.extend(events)
+
+    def noted(self) -> list[Sample]:
+        """What was noted and has not been in a tick, once."""
+        return [self._noted.popleft() for _ in range(len(self._noted))]
+
+    def progress(self) -> dict[str, dict[str, float | None]]:
+        """How many seconds ago each collector last answered to a tick, and last had something to say; None for never."""
+        now_s = self._clock.monotonic_s()
+        found: dict[str, dict[str, float | None]] = {}
+        for place in self._places:
+            ages = {"answered_age_s": _age(place.answered_s, now_s), "samples_age_s": _age(place.delivered_s, now_s)}
+            other = found.get(place.collector.name)
+            found[place.collector.name] = ages if other is None else _sooner(ages, other)
+        return found
+
     def close(self) -> None:
         for place in self._places:
             place.worker.close()
@@ -202,6 +280,27 @@ class Sampler:
             name = place.collector.name
             found[name] = found.get(name, 0) + place.collector.errors + place.failures
         return found
+
+    def _take_over(self) -> None:
+        change, self._change = self._change, None
+        if change is None:
+            return
+        present = {id(place.collector): place for place in self._places}
+        places = [
+            present.pop(id(source)) if id(source) in present else _place(source, change.tags)
+            for source in change.sources
+        ]
+        for place in present.values():
+            place.worker.close()
+        self._places, self._tags, self._interval_s = places, dict(change.tags), change.interval_s
+        change.done.set()
+
+    def _retagged(self, place: Place, sample: Sample) -> Sample:
+        """With the host's present tags, where its collector was made before they changed."""
+        if place.tags == self._tags:
+            return sample
+        own = {name: value for name, value in sample.tags.items() if place.tags.get(name) != value}
+        return replace(sample, tags={**self._tags, **own})
 
     def _moment(self) -> Tick:
         wall_ns, monotonic_s = read_together(self._clock)
@@ -217,7 +316,11 @@ class Sampler:
                 place.fail("still busy with an earlier tick", tick.monotonic_s)
                 continue
             try:
-                samples += place.worker.take(tick, give_up_s - time.monotonic())
+                answer = place.worker.take(tick, give_up_s - time.monotonic())
+                place.answered_s = tick.monotonic_s
+                if answer:
+                    place.delivered_s = tick.monotonic_s
+                samples += [self._retagged(place, sample) for sample in answer]
             except Late:
                 place.fail("did not answer within its tick", tick.monotonic_s)
             except Exception as error:
@@ -265,3 +368,21 @@ class Sampler:
         known = catalogue.MEASUREMENTS["agent"].fields
         fields |= {f"errors_{name}_total": n for name, n in self.errors().items() if f"errors_{name}_total" in known}
         return Sample("agent", self._tags, fields, tick.time_ns)
+
+
+def _place(source: Collector, tags: Tags) -> Place:
+    return Place(source, Worker(f"collect-{source.name}", source.collect), tags)
+
+
+def _age(then_s: float | None, now_s: float) -> float | None:
+    return None if then_s is None else round(max(0.0, now_s - then_s), 3)
+
+
+def _sooner(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Of two collectors of one name: when both had answered, and when either had something to say."""
+    answered = [ages["answered_age_s"] for ages in (one, other)]
+    said = [age for ages in (one, other) if (age := ages["samples_age_s"]) is not None]
+    return {
+        "answered_age_s": None if None in answered else max(age for age in answered if age is not None),
+        "samples_age_s": min(said, default=None),
+    }

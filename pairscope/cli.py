@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,30 +14,46 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from agent import daemon
+from agent.doctor.examination import Patient, examine, worst
+from agent.doctor.running import without_paused
+from agent.reload import ConfigurationRefused
 from agent.settings import AgentSettings
 from agent.simulator import recording as simulated_recording
 from agent.simulator import service as simulation
 from agent.simulator.settings import SimulatorError, SimulatorSettings
+from agent.sweep import sweep
 from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
-from pairscope import __version__, traffic, up
-from pairscope.config import SECTIONS, ConfigError, Configuration, default_state_dir, gather, redacted, settings
+from pairscope import __version__, doctor, pausing, traffic, up
+from pairscope.config import (
+    SECTIONS,
+    ConfigError,
+    Configuration,
+    default_state_dir,
+    gather,
+    private_files,
+    redacted,
+    settings,
+)
 from pairscope.judge import judge_live, judge_recording, print_diagnoses
 from pairscope.plan import plan_up
+from pairscope.sweep import print_sweep
 from pairscope.traffic import TrafficSettings
 from rules import service as triage_service
 from rules.service import TriageSettings
 from rules.verdict import verdict_json
-from telemetry.lineprotocol import printable
 from telemetry.messages import LANGUAGES, say, terminal_language
 from telemetry.process import die_with_parent
 from telemetry.store import StoreError, public_url
 
 SPOKEN = terminal_language()
+
+ONCE_WAIT_S = 15.0
+"""How long a person waits for sources that take longer than a tick: a BMC needs some seconds to answer at all."""
 
 
 def t(key: str, **values: object) -> str:
@@ -69,7 +85,7 @@ def one_line_for_mistakes() -> Iterator[None]:
     """Every user's mistake ends as one line on stderr and exit 2; a broken pipe ends silently."""
     try:
         yield
-    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused) as error:
+    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused, pausing.CannotPause) as error:
         Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except BrokenPipeError:
@@ -81,6 +97,22 @@ def hello(part: str, *, store: str, **values: object) -> None:
     """One line on stderr that says what a daemon is about to do, where and for how long."""
     line = t(f"hello.{part}", store=public_url(store), **values)
     Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
+
+
+@contextmanager
+def waiting(language: str) -> Iterator[Callable[[Sequence[str]], None]]:
+    """On a terminal, a moving line that names the sources that are still waited for; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _names: None
+        return
+    with console.status("...") as status:
+        yield lambda names: status.update(escape(say("doctor.sum.waiting", language, names=", ".join(names))))
+
+
+def engines_at(urls: Sequence[str] | None) -> list[dict[str, str]] | None:
+    """The engines of --engine-url; None when there are none, so that those of the configuration stand."""
+    return [{"name": f"engine-{i}", "url": url} for i, url in enumerate(urls or [], 1)] or None
 
 
 def overrides(
@@ -98,6 +130,10 @@ def shared(configuration: Configuration) -> dict[str, object]:
         "node": configuration.node,
         **configuration.place,
     }
+
+
+def agent_settings(configuration: Configuration) -> AgentSettings:
+    return settings(configuration, "agent", AgentSettings, **shared(configuration))
 
 
 def print_version(asked: bool) -> None:
@@ -176,29 +212,32 @@ def agent_command(
     config: ConfigOption = None,
     lang: LangOption = None,
 ) -> None:
-    with one_line_for_mistakes():
-        engines = [{"name": f"engine-{i}", "url": url} for i, url in enumerate(engine_url or [], 1)] or None
-        configuration = gather(
-            config,
-            overrides(
-                state_dir=state_dir,
-                store=store,
-                lang=lang,
-                node={"name": node},
-                agent={"port": port, "engines": engines},
-            ),
-            lang,
+    def gathered() -> AgentSettings:
+        given = overrides(
+            state_dir=state_dir,
+            store=store,
+            lang=lang,
+            node={"name": node},
+            agent={"port": port, "engines": engines_at(engine_url)},
         )
-        made = settings(configuration, "agent", AgentSettings, **shared(configuration))
+        return agent_settings(gather(config, given, lang))
+
+    def gathered_again() -> AgentSettings:
+        try:
+            return gathered()
+        except ConfigError as error:
+            raise ConfigurationRefused(str(error)) from None
+
+    with one_line_for_mistakes():
+        made = gathered()
         if not once:
             watched = ", ".join(f"{engine.name} {engine.url}" for engine in made.engines) or t("agent.no_engine")
-            hello(
-                "agent", node=configuration.node, host=made.host, port=made.port, engines=watched, store=made.store_url
-            )
-            raise typer.Exit(daemon.run(made))
-        samples = daemon.once(made)
+            hello("agent", node=made.node, host=made.host, port=made.port, engines=watched, store=made.store_url)
+            raise typer.Exit(daemon.run(made, gathered_again))
+        with waiting(made.language) as progress:
+            swept = sweep(without_paused(made), wait_s=ONCE_WAIT_S, progress=progress)
         if as_json:
-            for sample in samples:
+            for sample in swept.samples:
                 print(
                     json.dumps(
                         {
@@ -211,14 +250,57 @@ def agent_command(
                     )
                 )
             return
-        table = Table("measurement", "tags", "field", "value", box=None, header_style="bold")
-        for sample in samples:
-            tags = " ".join(f"{key}={value}" for key, value in sample.tags.items() if key != "node")
-            for i, (name, value) in enumerate(sample.fields.items()):
-                shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-                cells = (sample.measurement if i == 0 else "", tags if i == 0 else "", name, shown)
-                table.add_row(*(Text(printable(cell)) for cell in cells))
-        Console(highlight=False).print(table)
+        print_sweep(swept, Console(highlight=False), made.language)
+
+
+@app.command("doctor", help=t("doctor.about"))
+def doctor_command(
+    engine_url: Annotated[list[str] | None, typer.Option(metavar="URL", help=t("agent.engine_url"))] = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=1.0, max=600.0, help=t("doctor.wait"))
+    ] = ONCE_WAIT_S,
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(
+            config,
+            overrides(state_dir=state_dir, store=store, lang=lang, agent={"engines": engines_at(engine_url)}),
+            lang,
+        )
+        made = agent_settings(configuration)
+        with waiting(made.language) as progress:
+            found = examine(Patient(made, private_files(config, configuration)), wait_s=wait_s, progress=progress)
+        if as_json:
+            print(json.dumps(doctor.as_json(found), ensure_ascii=False, indent=1))
+        else:
+            doctor.print_findings(found, Console(highlight=False), made.language)
+        raise typer.Exit(doctor.EXIT_CODES[worst(found)])
+
+
+@app.command("pause", help=t("pause.about"))
+def pause_command(
+    length: Annotated[str, typer.Argument(metavar="[DURATION]", help=t("pause.duration"))] = "10m",
+    state_dir: StateOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        made = agent_settings(gather(config, overrides(state_dir=state_dir, store=None, lang=lang), lang))
+        until = pausing.pause(made, duration_s(length))
+        key = "asked" if until.is_confirmed else "nobody" if until.is_confirmed is None else "unheard"
+        print(say(f"pairscope.pausing.{key}", made.language, until=until.moment, port=made.port))
+        raise typer.Exit(1 if until.is_confirmed is False else 0)
+
+
+@app.command("resume", help=t("resume.about"))
+def resume_command(state_dir: StateOption = None, config: ConfigOption = None, lang: LangOption = None) -> None:
+    with one_line_for_mistakes():
+        made = agent_settings(gather(config, overrides(state_dir=state_dir, store=None, lang=lang), lang))
+        print(say(f"pairscope.pausing.{'resumed' if pausing.resume(made) else 'no_pause'}", made.language))
 
 
 @app.command("engine", help=t("engine.about"))
@@ -403,6 +485,16 @@ def fleet_size(text: str) -> tuple[int, int]:
     if not (1 <= nodes <= 1000 and 1 <= gpus <= 16):
         raise Refused(t("size_wrong", text=text))
     return nodes, gpus
+
+
+def duration_s(text: str) -> float:
+    """Seconds of 90, 90s, 10m, 1h30m. Refused for anything else, and for more than a day."""
+    match = re.fullmatch(r"(?=\d)(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s?)?", text)
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    found = hours * 3600 + minutes * 60 + seconds
+    if not 1 <= found <= pausing.LONGEST_S:
+        raise Refused(t("pause.duration_wrong", text=text))
+    return float(found)
 
 
 def moment(text: str) -> int:

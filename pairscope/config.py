@@ -13,7 +13,7 @@ import os
 import socket
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,6 +174,26 @@ def settings(configuration: Configuration, section: str, kind: type[Settings], *
 def redacted(section: Mapping[str, Any]) -> dict[str, Any]:
     """The section as it may be shown: secrets are replaced by stars, in its tables too."""
     return {key: "***" if key in SECRET_KEYS and value else _redacted_value(value) for key, value in section.items()}
+
+
+def private_files(path: Path | None, configuration: Configuration) -> list[Path]:
+    """The files that only their owner should read: those that hold secrets, and the configuration file when it does itself."""
+    found = [Path(value) for section in configuration.sections.values() for value in _secret_paths(section)]
+    holds_secrets = any(redacted(section) != section for section in configuration.sections.values())
+    return [*([path] if path and holds_secrets else []), *found]
+
+
+def _secret_paths(value: object) -> Iterator[str]:
+    """The values of all keys such as `password_file`, in tables within tables too."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if isinstance(inner, str) and key.removesuffix("_file") in SECRET_KEYS and key.endswith("_file"):
+                yield inner
+            else:
+                yield from _secret_paths(inner)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secret_paths(item)
 
 
 def _redacted_value(value: object) -> object:

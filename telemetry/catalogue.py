@@ -399,7 +399,7 @@ EVENT = _measurement(
     _states("code | code | 代码"),
 )
 
-EVENT_KINDS = ("xid", "deploy", "config", "restart", "oom", "clock_step", "bmc", "gpu_lost", "gpu_fault")
+EVENT_KINDS = ("xid", "deploy", "config", "restart", "oom", "clock_step", "bmc", "gpu_lost", "gpu_fault", "pause")
 
 PAIR = _measurement(
     "pair",

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import psutil
 
-from agent.collectors.interface import Tags, Tick
+from agent.collectors.interface import Finding, Level, Tags, Tick
 from agent.counters import Rate
+from telemetry.catalogue import HOST, title
+from telemetry.messages import say
 from telemetry.sample import Sample
 
 Fields = dict[str, float]
@@ -35,6 +37,9 @@ class HostCollector:
         self._rates: dict[str, Rate] = {}
         self._cpu: list[tuple[float, float, float]] = []
         self._cgroups: dict[Path, tuple[float, float]] = {}
+        self._ticks = 0
+        self._read: set[str] = set()  # the fields that were ever read
+        self._failed: set[str] = set()  # the readings that failed last time
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._sources: Sequence[Callable[[float], Fields]] = (
             self._read_cpu,
@@ -50,11 +55,35 @@ class HostCollector:
     def collect(self, tick: Tick) -> Sequence[Sample]:
         fields: Fields = {}
         for read in self._sources:
+            name = read.__name__.removeprefix("_read_")
             try:
                 fields |= read(tick.monotonic_s)
+                self._failed.discard(name)
             except (OSError, ValueError, IndexError, KeyError, psutil.Error):
                 self.errors += 1
+                self._failed.add(name)
+        self._ticks += 1
+        self._read.update(fields)
         return [Sample("host", self._tags, fields, tick.time_ns)] if fields else []
+
+    @property
+    def pending(self) -> bool:
+        """Rates need two readings."""
+        return self._ticks < 2
+
+    def findings(self, language: str) -> Sequence[Finding]:
+        names = ", ".join(title("host", name, language) for name in HOST.fields if name in self._read)
+        found = [Finding("host", "ok", say("doctor.host.reads", language, names=names))] if names else []
+        if self._failed:
+            text = say("doctor.host.failed", language, count=self.errors, names=", ".join(sorted(self._failed)))
+            level: Level = "warning" if names else "error"
+            found.append(Finding("host", level, text, say("doctor.host.failed_remedy", language)))
+        if not self._read.intersection(_PSI.values()) and "pressure" not in self._failed:
+            remedy = say("doctor.host.no_pressure_remedy", language)
+            found.append(Finding("host", "warning", say("doctor.host.no_pressure", language), remedy))
+        if "cgroup_throttled_pct" not in self._read and "cgroup" not in self._failed:
+            found.append(Finding("host", "absent", say("doctor.host.no_cgroup", language)))
+        return found
 
     def close(self) -> None:
         pass

@@ -18,7 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from agent.daemon import Agent, AgentSettings, CannotStart, EngineTarget, once
+from agent.daemon import Agent, AgentSettings, CannotStart, EngineTarget
+from agent.sweep import sweep
 from telemetry.catalogue import check
 from telemetry.store import open_store
 from tests.doubles.engine_endpoint import EngineEndpoint, Page, nothing_listens
@@ -269,7 +270,7 @@ def test_one_sweep_has_rates_and_leaves_nothing_behind(tmp_path: Path) -> None:
         ),
     )
     try:
-        samples = {(s.measurement, s.tags.get("engine", "")): check(s) for s in once(settings)}
+        samples = {(s.measurement, s.tags.get("engine", "")): check(s) for s in sweep(settings, wait_s=15.0).samples}
     finally:
         engine.close()
     assert samples["engine", "chat"].fields["tokens_per_s"] > 0  # type: ignore[operator]

@@ -132,7 +132,9 @@ def test_the_first_tick_has_only_what_needs_no_past(machine: Machine) -> None:
 def test_what_the_kernel_does_not_offer_is_absent_and_no_error(machine: Machine, gone: str, absent: set[str]) -> None:
     (machine.proc / gone).unlink()
     fields = two_ticks(machine, lambda: machine.cpu((160, 0, 90, 880, 70), (20, 0, 10, 1170, 0)))
-    everything = {name for name in HOST.fields if name not in ("clock_offset_s", "cpu_power_w")}
+    everything = {
+        name for name in HOST.fields if name not in ("clock_offset_s", "cpu_power_w", "gpus_expected", "gpus_seen")
+    }
     assert everything - fields.keys() == absent
 
 
@@ -201,3 +203,28 @@ def test_this_very_machine_is_read() -> None:
     (sample,) = collector.collect(Tick(2, 10**18 + 1, 51.0))
     check(sample)
     assert 0 < sample.fields["mem_used_pct"] < 100  # type: ignore[operator]
+
+
+def test_the_host_says_what_it_reads_and_what_its_kernel_does_not_tell(machine: Machine) -> None:
+    collector = HostCollector({"node": "n1"}, machine.proc, machine.sys)
+    assert collector.pending
+    collector.collect(Tick(1, 1, 1.0))
+    assert collector.pending
+    collector.collect(Tick(2, 2, 2.0))
+    assert not collector.pending
+    assert [finding.level for finding in collector.findings("en")] == ["ok"]
+    assert "CPU pressure" in collector.findings("en")[0].text
+
+
+def test_a_host_without_pressure_and_with_a_broken_proc_says_both(machine: Machine) -> None:
+    for kind in ("cpu", "io", "memory"):
+        (machine.proc / "pressure" / kind).unlink()
+    machine.write("proc/vmstat", "nonsense\n")
+    (machine.proc / "self/cgroup").unlink()
+    collector = HostCollector({"node": "n1"}, machine.proc, machine.sys)
+    for number in (1, 2):
+        collector.collect(Tick(number, number, float(number)))
+    found = {finding.level: finding for finding in collector.findings("en")[1:]}
+    assert [finding.level for finding in collector.findings("en")] == ["ok", "warning", "warning", "absent"]
+    assert "psi=1" in found["warning"].remedy
+    assert "swap" in collector.findings("en")[1].text
