@@ -55,7 +55,7 @@ COLLECTORS: Mapping[str, Factory] = {
 }
 
 DEPENDS_ON: Mapping[str, Sequence[str]] = {
-    "gpu": ("nvml", "interval_s"),
+    "gpu": ("nvml", "interval_s", "gpus_expected"),
     "host": (),
     "rapl": (),
     "clock": (),
@@ -63,7 +63,7 @@ DEPENDS_ON: Mapping[str, Sequence[str]] = {
     "pdu": ("pdus",),
     "bmc": ("bmc",),
     "dcgm": ("dcgm_url", "interval_s"),
-    "amd": ("amd", "interval_s"),
+    "amd": ("amd", "interval_s", "gpus_expected"),
     "ascend": ("ascend", "ascend_url", "interval_s"),
 }
 """What of the settings, tags aside, a source is made from; a reload makes it anew when one of these changed. A source that is not
