@@ -307,8 +307,12 @@ class EngineCollector:
             if engine.readings.restarts > restarts and engine.target.command is None:
                 text = say("agent.event.restarted", self._language, engine=engine.target.name)
                 events.append(self._event("restart", engine, text, tick))
-        elif engine.readings is not None:
-            engine.readings.forget()
+        else:
+            if engine.readings is not None:
+                engine.readings.forget()
+            if visit.version:
+                fields = {"version": visit.version}
+                events = self._changes(engine, {"version": visit.version}, tick)
         self._judge(engine, visit)
         if fields.get("partial") and engine.status.state == "ready":
             engine.status = replace(engine.status, problem=say("agent.engine.partial", self._language))

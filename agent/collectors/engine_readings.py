@@ -162,7 +162,7 @@ class EngineReadings:
         made: dict[str, Value] = {}
         used_pct, running = fields.get("kv_used_pct"), fields.get("requests_running")
         held = pool.held_tokens
-        if pool.blocks is not None:
+        if pool.blocks is not None and "kv_blocks_count" not in fields:
             made["kv_blocks_count"] = pool.blocks
             if pool.free is not None:
                 made["kv_blocks_free"] = pool.free
