@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agent.amd_smi import codes, library
+from agent.collectors.gpu import GpuCollector, Patience, patience_of
 from agent.collectors.interface import Finding, Level, Tags, Tick
-from agent.collectors.nvidia import GpuCollector, Patience, patience_of
 from agent.driver import OK, SUCCESS
 from agent.nvml.timing import ReaderTiming
 from agent.reader_process import ReaderProcess
@@ -81,7 +81,8 @@ class AmdCollector(GpuCollector):
     @property
     def pending(self) -> bool:
         """Whether the reader works on its first sweep, and hasn't died over it twice."""
-        return self._wanted and not (self._swept or self._paused) and self._failed_starts < 2
+        waiting = self._wanted and not (self._swept or self._paused)
+        return waiting and self._failed_starts < 2 and self._silent_s < self.patience.hung_s
 
     def findings(self, language: str) -> Sequence[Finding]:
         """What the readings so far have shown; asks the source nothing."""
@@ -96,10 +97,14 @@ class AmdCollector(GpuCollector):
     def _findings(self, language: str) -> Iterator[tuple[Level, str, str]]:
         known = list(self._roster)
         code = self._driver if self._wanted else (SUCCESS if self._installed else codes.NO_PACKAGE)
-        if self.pending:
+        if self._wanted and self._paused:
+            yield "warning", say("gpu.finding.paused", language), ""
+        elif self.pending:
             yield "warning", say("amd.finding.waiting", language), ""
-        elif self._wanted and not self._swept:
+        elif self._wanted and self._failed_starts >= 2 and not self._swept:
             yield "error", say("amd.finding.dies", language, times=self._failed_starts), ""
+        elif self._wanted and self._silent_s >= self.patience.hung_s:
+            yield "error", say("gpu.finding.hung", language), say("amd.remedy.hung", language)
         elif not known and (code in (SUCCESS, *self.driver.quiet)) and not self._devices:
             yield "absent", say("amd.finding.absent", language), ""
         elif code != SUCCESS:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.amd import AmdCollector
+from agent.collectors.gpu import Patience
 from agent.collectors.interface import Tick
-from agent.collectors.nvidia import Patience
 from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import check
 from telemetry.sample import Sample

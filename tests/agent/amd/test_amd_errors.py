@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from agent.amd_smi import codes
-from agent.collectors.nvidia import Patience
+from agent.collectors.gpu import Patience
 from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.messages import say

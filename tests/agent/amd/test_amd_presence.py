@@ -12,8 +12,8 @@ import pytest
 from agent.amd_smi import codes
 from agent.amd_smi import library as library_module
 from agent.collectors.amd import AmdCollector, amd_collector
+from agent.collectors.gpu import Patience
 from agent.collectors.interface import Examined, Tick
-from agent.collectors.nvidia import Patience
 from agent.sampler import COLLECTORS
 from agent.settings import AgentSettings
 from telemetry.catalogue import GPU_STATES
@@ -141,6 +141,15 @@ def test_a_first_reading_under_way_is_pending(host: Host) -> None:
     assert not collector.pending
 
 
+def test_an_initialisation_that_hangs_is_told_and_keeps_nobody_waiting(host: Host) -> None:
+    host.scenario.state.init_hang = 1
+    collector = host.collector(EVERY_TICK, Patience(answer_s=0.05, hung_s=3.0))
+    host.until(lambda _: not collector.pending)
+    [(level, text, remedy)] = texts(collector)
+    assert (level, text) == ("error", "the driver does not answer")
+    assert "amdgpu" in remedy
+
+
 def test_a_library_that_kills_its_reader_is_told_and_keeps_nobody_waiting(host: Host) -> None:
     host.scenario.state.init_crash = 1
     collector = host.collector(EVERY_TICK, Patience(answer_s=0.5))
@@ -216,6 +225,7 @@ def test_a_paused_collector_lets_go_of_the_devices_and_takes_them_up_again(host:
     assert [host.tick() for _ in range(3)] == [[], [], []]
     assert collector.reader_pid is None
     assert not collector.pending
+    assert [level for level, _, _ in texts(collector)] == ["warning"]
     collector.resume()
     host.until(lambda samples: states(samples) == {NEW: 0, OLD: 0})
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.collectors.gpu import Patience
 from agent.collectors.interface import Tick
-from agent.collectors.nvidia import NvidiaCollector, Patience
+from agent.collectors.nvidia import NvidiaCollector
 from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import check
 from telemetry.sample import Sample

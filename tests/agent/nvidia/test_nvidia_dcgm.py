@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agent.collectors.dcgm import DcgmCollector
-from agent.collectors.nvidia import Patience
+from agent.collectors.gpu import Patience
 from agent.nvml import codes
 from agent.sampler import Sampler
 from telemetry.catalogue import check

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.collectors.gpu import Patience
 from agent.collectors.interface import Examined
-from agent.collectors.nvidia import NvidiaCollector, Patience
+from agent.collectors.nvidia import NvidiaCollector
 from agent.kernel_log import KernelLog
 from agent.nvml import kernel_lines
 from agent.nvml.timing import ReaderTiming

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.collectors.nvidia import Patience
+from agent.collectors.gpu import Patience
 from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus, states
@@ -173,7 +173,8 @@ def test_an_answer_that_comes_late_is_dated_with_the_tick_it_was_asked_in(host: 
 AGENT = """
 import sys, threading, time
 from agent.collectors.interface import Tick
-from agent.collectors.nvidia import NvidiaCollector, Patience
+from agent.collectors.gpu import Patience
+from agent.collectors.nvidia import NvidiaCollector
 from telemetry.process import stop_event
 
 stopping = stop_event()

@@ -17,9 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agent.collectors.gpu import Patience
 from agent.collectors.gpu_memory import GpuMemory, RememberedGpu
 from agent.collectors.interface import Pausable, Reprobable
-from agent.collectors.nvidia import NvidiaCollector, Patience
+from agent.collectors.nvidia import NvidiaCollector
 from agent.nvml.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.sample import Sample

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.collectors.gpu import patience_of
 from agent.collectors.interface import Tick
-from agent.collectors.nvidia import NvidiaCollector, patience_of
+from agent.collectors.nvidia import NvidiaCollector
 from agent.frames import LONGEST_BYTES, BadFrame, Message, Unpacker, pack
 from agent.nvml.timing import ReaderTiming, from_argument, to_argument
 from agent.reader_process import ReaderProcess

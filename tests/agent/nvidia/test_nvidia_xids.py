@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.collectors.nvidia import NvidiaCollector, Patience
+from agent.collectors.gpu import Patience
+from agent.collectors.nvidia import NvidiaCollector
 from agent.kernel_log import KernelLog
 from agent.nvml import kernel_lines, pci, xid
 from agent.nvml.kernel_lines import Told
