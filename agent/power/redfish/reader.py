@@ -90,18 +90,24 @@ class RedfishReader:
 
     def _discovered(self) -> Places:
         now_s = self._monotonic()
-        if self._places is None or self._moved or now_s >= self._rediscover_s:
-            if self._places is not None:
-                self._walked, self._places, self._moved = {}, None, False
-                self._absent.clear()
-            places = find(self._walk)
-            if places is None:
-                raise BmcFault(Trouble.UNUSABLE, self._problems[0] if self._problems else "no chassis")
-            self._places = places
-            self._walked = {}
-            spread = random.uniform(1 - REDISCOVER_SPREAD, 1 + REDISCOVER_SPREAD)
-            self._rediscover_s = now_s + (RETRY_S if self._problems else REDISCOVER_S) * spread
-        return self._places
+        if self._places is not None and not self._moved and now_s < self._rediscover_s:
+            return self._places
+        if self._places is not None:
+            self._forget()
+        places = find(self._walk)
+        if places is None:
+            self._forget()
+            raise BmcFault(Trouble.UNUSABLE, self._problems[0] if self._problems else "no chassis")
+        self._places = places
+        self._walked = {}
+        spread = random.uniform(1 - REDISCOVER_SPREAD, 1 + REDISCOVER_SPREAD)
+        self._rediscover_s = now_s + (RETRY_S if self._problems else REDISCOVER_S) * spread
+        return places
+
+    def _forget(self) -> None:
+        """Follow the links anew from the root."""
+        self._walked, self._places, self._moved = {}, None, False
+        self._absent.clear()
 
     def _walk(self, path: str) -> Json | None:
         """While links are followed: each document once, over as many visits as it takes."""
