@@ -25,7 +25,10 @@ from agent.settings import BmcTarget
 
 ROOT = "/redfish/v1/"
 SESSIONS = "/redfish/v1/SessionService/Sessions"
-BODY_LIMIT_BYTES = 4 << 20
+BODY_LIMIT_BYTES = 1 << 20
+"""The largest documents of power and sensors have some 200 KiB. Parsing holds up the whole agent, a tenth of a second at this size."""
+
+VISIT_LIMIT_BYTES = 8 << 20
 REQUEST_S = 6.0
 CONNECT_S = 3.0
 LOGOUT_S = 0.6
@@ -96,6 +99,7 @@ class RedfishClient:
         self._http: httpx.Client | None = None
         self._login: Login | None = None
         self._until_s = monotonic()
+        self._volume = 0  # bytes of all bodies of this visit
         self._renewed = False  # in this visit
         self._served = False  # something was given in this visit to who we say we are
         self._refusals = 0
@@ -109,11 +113,14 @@ class RedfishClient:
         """A new visit, which has `within_s` for all that it asks."""
         self._until_s = self._monotonic() + within_s
         self._renewed = self._served = False
+        self._volume = 0
         if self._login is not None and self._login.way is Way.BASIC_FOR_NOW:
             self._login = None
 
     def get(self, path: str) -> Json:
         """The document at `path`. Missing, Unanswered or OutOfTime where it can't be had; BmcFault where nothing can."""
+        if self._volume > VISIT_LIMIT_BYTES:
+            raise Unanswered(f"more than {VISIT_LIMIT_BYTES >> 20} MiB in one visit")
         answer = self._ask(path)
         if answer.status == 401 and self._login is not None and self._login.way is not Way.ANONYMOUS:
             answer = self._ask_again(path, answer)
@@ -308,7 +315,9 @@ class RedfishClient:
                 headers = {**headers, "Content-Type": "application/json"}
             url = self._base.copy_with(raw_path=path.encode())
             with self._connected().stream(method, url, headers=headers, **body) as response:
-                return Answer(response.status_code, response.headers, _received(response))
+                body_bytes = _received(response)
+            self._volume += len(body_bytes)
+            return Answer(response.status_code, response.headers, body_bytes)
         finally:
             self._asking = False
 

@@ -215,7 +215,7 @@ def test_closing_closes_the_reader(visits: Visits) -> None:
 def test_no_bmc_no_collector(tmp_path) -> None:  # type: ignore[no-untyped-def]
     settings = AgentSettings(tmp_path, "sqlite:///x.db")
     assert COLLECTORS["bmc"](settings, TAGS, None) is None
-    assert slow_measurements(settings) == {}
+    assert not {"psu", "power", "thermal"} & slow_measurements(settings).keys()
 
 
 def test_the_page_shows_a_bmcs_numbers_for_three_of_its_periods(tmp_path, visits: Visits) -> None:  # type: ignore[no-untyped-def]
