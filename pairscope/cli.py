@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -101,13 +102,22 @@ def hello(part: str, *, store: str, **values: object) -> None:
 
 @contextmanager
 def waiting(language: str) -> Iterator[Callable[[Sequence[str]], None]]:
-    """On a terminal, a moving line that names the sources that are still waited for; elsewhere nothing."""
+    """On a terminal, a moving line that names the sources that are still waited for; elsewhere nothing.
+
+    The collectors' log is silent meanwhile: what it would say stands among the findings.
+    """
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _names: None
-        return
-    with console.status("...") as status:
-        yield lambda names: status.update(escape(say("doctor.sum.waiting", language, names=", ".join(names))))
+    log = logging.getLogger("agent")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        if not console.is_terminal:
+            yield lambda _names: None
+            return
+        with console.status("...") as status:
+            yield lambda names: status.update(escape(say("doctor.sum.waiting", language, names=", ".join(names))))
+    finally:
+        log.setLevel(level)
 
 
 def engines_at(urls: Sequence[str] | None) -> list[dict[str, str]] | None:

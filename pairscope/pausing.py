@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def resume(settings: AgentSettings) -> bool:
 def _folder(settings: AgentSettings) -> Path:
     """The state folder, unless the agent that runs here says that it uses another one."""
     theirs = _text((ask_health(settings) or {}).get("state_dir"))
-    if theirs and Path(theirs) != settings.state_dir:
+    if theirs and os.path.realpath(theirs) != os.path.realpath(settings.state_dir):
         raise CannotPause(say("pairscope.pausing.elsewhere", settings.language, path=theirs))
     return settings.state_dir
 

@@ -61,7 +61,7 @@ class Examined(Protocol):
 class Pausable(Protocol):
     """A collector that keeps devices open and can let go of them for a while, so that a GPU can be reset or a driver unloaded.
 
-    Both are called between ticks from another thread than `collect`'s, never raise and return within a second; twice is as once.
+    Both may be called at any time from another thread than `collect`'s, never raise and return within a second; twice is as once.
     """
 
     def pause(self) -> None:

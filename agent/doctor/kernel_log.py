@@ -11,7 +11,7 @@ from telemetry.messages import say
 
 
 def findings(language: str, device: Path = Path("/dev/kmsg")) -> Sequence[Finding]:
-    """Never a warning: the agent takes GPU errors from the driver's library and memory kills from /proc."""
+    """Never a warning: the driver's library tells of its errors too, and memory kills are counted in /proc."""
     try:
         os.close(os.open(device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,10 @@ from telemetry.lineprotocol import printable
 from telemetry.messages import say
 
 DEADLINE_S = 3.0
+FROZEN_S = 10.0
+FROZEN_INTERVALS = 5
+"""A collector that has not answered for this long, whichever is more, answers no more."""
+
 LATE_S = 60.0
 """A delivery that is so far behind is worth a warning."""
 
@@ -37,7 +42,13 @@ def findings(settings: AgentSettings) -> Sequence[Finding]:
     if "status" not in said or "ticks" not in said:
         remedy = say("doctor.agent.port_remedy", language)
         return [Finding("agent", "error", say("doctor.agent.other", language, **place), remedy)]
-    return [*_ticks(said, language), *_paused(said, language), *_delivery(said, language)]
+    return [
+        *_ticks(said, language),
+        *_elsewhere(said, settings),
+        *_paused(said, language),
+        *_frozen(said, language),
+        *_delivery(said, language),
+    ]
 
 
 def ask_health(settings: AgentSettings) -> Mapping[str, Any] | None:
@@ -78,12 +89,39 @@ def _ticks(said: Mapping[str, Any], language: str) -> Sequence[Finding]:
     return [Finding("agent", "ok", say("doctor.agent.ticks", language, **values))]
 
 
+def _elsewhere(said: Mapping[str, Any], settings: AgentSettings) -> Sequence[Finding]:
+    """An agent with another state folder has another configuration than the one that is examined."""
+    theirs = said.get("state_dir")
+    if not isinstance(theirs, str) or os.path.realpath(theirs) == os.path.realpath(settings.state_dir):
+        return []
+    language, path = settings.language, printable(theirs)[:4096]
+    remedy = say("doctor.agent.elsewhere_remedy", language, path=path)
+    return [Finding("agent", "warning", say("doctor.agent.elsewhere", language, path=path), remedy)]
+
+
 def _paused(said: Mapping[str, Any], language: str) -> Sequence[Finding]:
     until = said.get("paused_until")
     if not until:
         return []
     text = say("doctor.agent.paused", language, until=printable(str(until))[:64])
     return [Finding("agent", "warning", text, "pairscope resume")]
+
+
+def _frozen(said: Mapping[str, Any], language: str) -> Sequence[Finding]:
+    """The collectors that stopped answering while the ticks went on."""
+    progress = said.get("collectors")
+    ages = {
+        printable(str(name))[:64]: _number(ages.get("answered_age_s"))
+        for name, ages in (progress.items() if isinstance(progress, dict) else ())
+        if isinstance(ages, dict)
+    }
+    limit_s = max(FROZEN_S, FROZEN_INTERVALS * _number(said.get("interval_s")))
+    remedy = say("doctor.agent.frozen_remedy", language)
+    return [
+        Finding("agent", "error", say("doctor.agent.frozen", language, name=name, age_s=age_s), remedy)
+        for name, age_s in ages.items()
+        if age_s > limit_s
+    ]
 
 
 def _delivery(said: Mapping[str, Any], language: str) -> Sequence[Finding]:

@@ -100,6 +100,10 @@ def test_a_running_agent_is_told_with_its_ticks_and_its_delivery(
     [
         (health(status="stalled", tick_age_s=99.0), "error", "99 s"),
         (health(status="starting", ticks=0, tick_age_s=None), "warning", "starting"),
+        (health(collectors={"gpu": {"answered_age_s": 61.0}, "host": {"answered_age_s": 0.4}}), "error", "gpu has not"),
+        (health(collectors={"gpu": {"answered_age_s": 61.0}}, interval_s=60.0), "ok", "41 ticks"),
+        (health(collectors={"gpu": None, "x": {"answered_age_s": None}, "y": {"answered_age_s": "z"}}), "ok", "n7"),
+        (health(state_dir="/var/lib/other"), "warning", "/var/lib/other"),
         (health(paused_until="2026-11-29T10:00:00Z"), "warning", "10:00:00"),
         (health(delivery={"lag_s": 77.0, "connected": True, "error": ""}), "warning", "77.0 s"),
         (health(delivery={"lag_s": 5.0, "connected": False, "error": "no route"}), "error", "no route"),
@@ -116,6 +120,15 @@ def test_an_agent_that_is_not_well_says_how(
     found = running.findings(of_port(tmp_path, answering(said)))
     assert worst(found) == level
     assert any(word in finding.text for finding in found), found
+
+
+def test_an_agent_of_the_same_state_folder_is_the_one_that_is_examined(
+    tmp_path: Path, answering: Callable[[object], int]
+) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    found = running.findings(of_port(tmp_path, answering(health(state_dir=str(tmp_path / "link")))))
+    assert levels(found) == ["ok", "ok"]
 
 
 def test_a_port_that_somebody_silent_holds_is_an_error_and_a_free_one_is_not(

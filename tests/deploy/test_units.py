@@ -35,3 +35,10 @@ def test_the_agent_unit_waits_for_readiness_and_is_watched() -> None:
     agent = next(path for path in UNITS if path.name == "pairscope-agent.service").read_text()
     assert "Type=notify" in agent.splitlines()
     assert "WatchdogSec=30" in agent.splitlines()
+
+
+def test_a_reload_of_the_agent_unit_is_the_signal_that_the_agent_takes_for_one() -> None:
+    agent = next(path for path in UNITS if path.name == "pairscope-agent.service").read_text()
+    assert [line for line in agent.splitlines() if line.startswith("ExecReload=")] == [
+        "ExecReload=/bin/kill -HUP $MAINPID"
+    ]
