@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +20,7 @@ Fields = dict[str, float]
 
 _PSI = {"cpu": "psi_cpu_pct", "io": "psi_io_pct", "memory": "psi_memory_pct"}
 _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guest time is within user time already
+LOOK_EVERY_S = 60.0
 _NO_DISK = ("loop", "ram", "zram", "sr", "fd")
 
 
@@ -41,6 +44,10 @@ class HostCollector:
         self._read: set[str] = set()  # the fields that were ever read
         self._failed: set[str] = set()  # the readings that failed last time
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._looked_s = -math.inf  # when the parts of this machine were last listed
+        self._cgroup_folders: list[Path] = []
+        self._disks: set[str] = set()
+        self._interfaces: set[str] = set()
         self._sources: Sequence[Callable[[float], Fields]] = (
             self._read_cpu,
             self._read_load,
@@ -53,6 +60,12 @@ class HostCollector:
         )
 
     def collect(self, tick: Tick) -> Sequence[Sample]:
+        if tick.monotonic_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = tick.monotonic_s
+            try:
+                self._look()
+            except (OSError, ValueError):
+                self.errors += 1
         fields: Fields = {}
         for read in self._sources:
             name = read.__name__.removeprefix("_read_")
@@ -88,6 +101,13 @@ class HostCollector:
     def close(self) -> None:
         pass
 
+    def _look(self) -> None:
+        """List what hardly ever changes: the cgroups above this process, whole disks, physical network interfaces."""
+        self._cgroup_folders = list(self._cpu_cgroups())
+        self._disks = _names(self._sys / "block")
+        interfaces = _names(self._sys / "class/net")
+        self._interfaces = {name for name in interfaces if (self._sys / "class/net" / name / "device").exists()}
+
     def _rate(self, key: str, series: Mapping[Hashable, float], now_s: float) -> float | None:
         rate = self._rates.setdefault(key, Rate())
         return rate.per_second(series, now_s)
@@ -121,10 +141,13 @@ class HostCollector:
 
     def _read_swap(self, now_s: float) -> Fields:
         """/proc/vmstat counts pages of the kernel's own size, which is 64 KiB on some hosts."""
-        counts = dict(line.split() for line in (self._proc / "vmstat").read_text().splitlines())
+        text = (self._proc / "vmstat").read_text()
+        if not re.match(r"\w+ \d+$", text, re.MULTILINE):
+            raise ValueError("vmstat is not names and counts")
         fields: Fields = {}
         for name, key in (("swap_in_bytes_s", "pswpin"), ("swap_out_bytes_s", "pswpout")):
-            rate = self._rate(name, {key: float(counts[key]) * self._page_bytes}, now_s) if key in counts else None
+            count = re.search(rf"^{key} (\d+)$", text, re.MULTILINE)
+            rate = self._rate(name, {key: float(count[1]) * self._page_bytes}, now_s) if count else None
             if rate is not None:
                 fields[name] = rate
         return fields
@@ -150,7 +173,7 @@ class HostCollector:
         """
         shares: list[float] = []
         seen: dict[Path, tuple[float, float]] = {}
-        for folder in self._cpu_cgroups():
+        for folder in self._cgroup_folders:
             text = _text(folder / "cpu.stat")
             counts = dict(line.split(" ", 1) for line in (text or "").splitlines() if " " in line)
             if "nr_periods" not in counts or "nr_throttled" not in counts:
@@ -181,8 +204,7 @@ class HostCollector:
     def _read_disk(self, now_s: float) -> Fields:
         """The busiest disk's share of time with a request in flight. Whole disks only: partitions would count twice."""
         counters = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
-        block = self._sys / "block"
-        disks = {entry.name for entry in block.iterdir()} if block.is_dir() else set(counters)
+        disks = self._disks or set(counters)
         shares = []
         for name in sorted(disks & set(counters)):
             busy_ms = getattr(counters[name], "busy_time", None)
@@ -196,8 +218,7 @@ class HostCollector:
         """Bytes a second over all physical interfaces, or, where there is none (a container), over all but loopback."""
         counters = psutil.net_io_counters(pernic=True, nowrap=False)
         outside = {name for name in counters if name != "lo"}
-        physical = {name for name in outside if (self._sys / "class/net" / name / "device").exists()}
-        names = physical or outside
+        names = (self._interfaces & outside) or outside
         if not names:
             return {}
         fields: Fields = {}
@@ -214,6 +235,14 @@ def _cpu_split(times: object) -> tuple[float, float, float]:
     share: dict[str, float] = times._asdict()  # type: ignore[attr-defined]
     busy = sum(seconds for name, seconds in share.items() if name not in _NOT_BUSY)
     return busy, share.get("iowait", 0.0), share["idle"]
+
+
+def _names(folder: Path) -> set[str]:
+    """What a folder holds; nothing where it does not exist."""
+    try:
+        return {entry.name for entry in folder.iterdir()}
+    except OSError:
+        return set()
 
 
 def _text(path: Path) -> str | None:

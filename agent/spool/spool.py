@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 PENDING_SAMPLES = 100_000
 CLOSE_S = 2.0
+TIDY_EVERY_S = 5.0
+"""Noting what was delivered replaces and syncs a file; once every few seconds is enough, since it only saves repetition."""
 
 
 class SpoolError(Exception):
@@ -208,17 +211,23 @@ class Spool:
     # --- committing
 
     def _run(self) -> None:
+        tidied_s = -math.inf
         while not self._stop.is_set():
             self._hurry.wait(self._commit_every_s)
             self._hurry.clear()
+            now_s = time.monotonic()
+            is_due = now_s - tidied_s >= TIDY_EVERY_S
+            tidied_s = now_s if is_due else tidied_s
             try:
-                self.commit()
+                self.commit(tidy=is_due)
             except Exception as error:
                 self._journal.disk_errors_total += 1
                 self._quiet.warning("commit", "spool %s: a commit failed and is tried again", self.folder, error=error)
 
-    def commit(self) -> bool:
-        """Write and sync what is pending, remember what was delivered, remove what is not needed; True when all is durable."""
+    def commit(self, *, tidy: bool = True) -> bool:
+        """Write and sync what is pending; with `tidy`, remember what was delivered and remove what is not needed. True when all is
+        durable. What was delivered and is not remembered yet is delivered once more after a crash, which is harmless.
+        """
         with self._journal.files:
             with self._memory:
                 batch, self._pending = self._pending, []
@@ -229,7 +238,8 @@ class Spool:
                 if durable:
                     self._acknowledged = ticket
                 self._memory.notify_all()
-            self._journal.tidy()
+            if tidy:
+                self._journal.tidy()
             return durable
 
     def close(self) -> bool:
