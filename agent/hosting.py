@@ -18,9 +18,12 @@ from pathlib import Path
 from agent.collectors.engine_scrape import Condition, EngineClient
 from agent.collectors.interface import Tags, Tick
 from agent.engine_log import EngineLog
+from agent.engine_start import stage_of
 from agent.engine_status import EngineStatus
 from agent.launch import launch_command
+from agent.listening import who_listens
 from agent.oom import OomKills, says_out_of_memory
+from agent.process_table import ProcessTable
 from agent.settings import EngineTarget
 from telemetry.messages import say
 from telemetry.sample import Sample, Value
@@ -44,6 +47,7 @@ class HostingTimes:
     look_s: float = 0.5  # between looks while it is not ready
     look_ready_s: float = 2.0
     health_deadline_s: float = 2.0
+    rest_s: float = 10.0  # for what a stopped engine started, after its own end, unless `stop` ends it before
     down_after_looks: int = 3  # failed looks in a row before a ready engine is called down
 
 
@@ -78,6 +82,7 @@ class HostedEngine:
         self._failures = 0
         self._ready_since_s: float | None = None
         self._failed_looks = 0
+        self._has_answered = False  # the present process, at its address
         self.status = EngineStatus(target.name, target.base_url, "starting")
         self._thread = threading.Thread(target=self._supervise, name=f"hosting-{target.name}", daemon=True)
 
@@ -108,7 +113,7 @@ class HostedEngine:
         self._thread.join(1.0)
 
     def _supervise(self) -> None:
-        client = EngineClient(self._target.base_url, self._times.health_deadline_s)
+        client = EngineClient(self._target.base_url, self._times.health_deadline_s, api_key=self._target.api_key)
         try:
             while not self._stopping.is_set():
                 exited = self._launch()
@@ -132,6 +137,9 @@ class HostedEngine:
         program = self._command[0]
         if shutil.which(program) is None:
             self._cannot_start(program, os.strerror(2))
+            return None
+        if (other := who_listens(self._target.base_url)) is not None:
+            self._cannot_listen(other)
             return None
         try:
             self._log_start = self._log.size()
@@ -158,16 +166,28 @@ class HostedEngine:
     def _reap(self, process: subprocess.Popen[bytes], exited: threading.Event) -> None:
         """Wait for the end; what the engine started and left behind goes with it, before its group's number is free again."""
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if self._stopping.is_set():
+            self._wait_for_the_rest(process.pid)
         with self._lock:
             _signal_group(process.pid, signal.SIGKILL)
             process.wait()
         exited.set()
         self._wake.set()
 
+    def _wait_for_the_rest(self, pid: int) -> None:
+        """A script ends at once when it is asked to, and the engine that it started needs its time: the grace is for both."""
+        table = ProcessTable()
+        give_up_s = time.monotonic() + self._times.rest_s
+        while time.monotonic() < give_up_s and any(
+            process.session == pid and not process.is_zombie for process in table.all().values()
+        ):
+            time.sleep(0.05)
+
     def _attend(self, client: EngineClient, exited: threading.Event) -> None:
         """Look after the running process until it ends."""
         self._ready_since_s = None
         self._failed_looks = 0
+        self._has_answered = False
         while not exited.is_set():
             self._oom_kills.look(time.monotonic())
             self._look(client)
@@ -184,9 +204,12 @@ class HostedEngine:
     def _look(self, client: EngineClient) -> None:
         health = client.health()
         state = self.status.state
+        self._has_answered |= health.condition is not Condition.SILENT
         if health.condition is Condition.LOADING and not (health.is_plain and state == "ready"):
             self._ready_since_s = None
-            self.status = replace(self.status, state="loading", stage=health.stage, progress=health.progress)
+            told = None if health.stage else self._stage()
+            stage, progress = told or (health.stage, health.progress)
+            self.status = replace(self.status, state="loading", stage=stage, progress=progress)
         elif health.condition is Condition.UNWELL:
             problem = say("agent.engine.unwell", self._language, word=health.word)
             self.status = replace(self.status, state="down", stage="", progress=None, problem=problem)
@@ -196,11 +219,18 @@ class HostedEngine:
                 self._ready_since_s = time.monotonic()
                 log.info("engine %s is ready", self._target.name)
             self.status = replace(self.status, state="ready", stage="", progress=None, problem="")
+        elif not self._has_answered:
+            if (told := self._stage()) is not None:
+                self.status = replace(self.status, state="loading", stage=told[0], progress=told[1])
         elif state in ("ready", "loading"):
             self._failed_looks += 1
             if self._failed_looks >= self._times.down_after_looks:
                 problem = say("agent.engine.silent", self._language)
                 self.status = replace(self.status, state="down", stage="", progress=None, problem=problem)
+
+    def _stage(self) -> tuple[str, float | None] | None:
+        """What its log says of its start: most engines listen only once they are ready."""
+        return stage_of(self._log.tail(self._log_start))
 
     def _mourn(self) -> None:
         """Say how it died, in one event with the end of its log, and one more when memory ran out."""
@@ -223,8 +253,14 @@ class HostedEngine:
         log.warning("engine %s died: %s", name, how)
 
     def _cannot_start(self, program: str, reason: str) -> None:
+        self._stay_down(say("agent.hosting.no_program", self._language, program=program, reason=reason))
+
+    def _cannot_listen(self, other: str) -> None:
+        key = "port_taken_by" if other else "port_taken"
+        self._stay_down(say(f"agent.hosting.{key}", self._language, url=self._target.base_url, other=other))
+
+    def _stay_down(self, problem: str) -> None:
         self._failures += 1
-        problem = say("agent.hosting.no_program", self._language, program=program, reason=reason)
         if problem != self.status.problem:
             log.error("engine %s: %s", self._target.name, problem)
         self.status = replace(self.status, state="down", pid=None, problem=problem)

@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 import psutil
 
 from agent.process_table import Process, ProcessTable
+from telemetry.lineprotocol import printable
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+CONNECT_TIMEOUT_S = 0.5
 _LISTEN = "0A"  # TCP_LISTEN, linux/include/net/tcp_states.h
 
 
@@ -125,6 +127,25 @@ class Listening:
             if len(digits) == 32:
                 found.update(_address(":".join(digits[i : i + 4] for i in range(0, 32, 4))))
         return found
+
+
+def who_listens(url: str) -> str | None:
+    """Who answers at an engine's address although the engine does not run: "program, pid 7", empty where that can't be seen; None
+    for nobody. Started all the same, the engine would end at once, and the other's health be taken for its own.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, UnicodeError):
+        return None
+    table = ProcessTable()
+    processes = table.all()
+    pid = Listening(table).holder(url, processes)
+    if pid is None:
+        return ""
+    program = PurePath((table.arguments(processes[pid]) or ("?",))[0]).name
+    return f"{printable(program)[:64]}, pid {pid}"
 
 
 def resolved(host: str) -> list[Address]:

@@ -47,6 +47,13 @@ class EngineTarget:
             )
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; a loopback host by any of its names is one."""
+        parts = urlsplit(self.url)
+        host = (parts.hostname or "").lower()
+        return "localhost" if _is_loopback(host) else host, parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
     def base_url(self) -> str:
         """The address without a trailing slash or /metrics, which people paste along."""
         return self.url.rstrip("/").removesuffix("/metrics").rstrip("/")
@@ -191,6 +198,14 @@ class AgentSettings:
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{what} name {twice[0]!r} is used twice; names tell {what}s apart")
+        hosted = [engine for engine in self.engines if engine.command]
+        for number, engine in enumerate(hosted):
+            for other in hosted[:number]:
+                if engine.address == other.address:
+                    raise ValueError(
+                        f"engines {other.name} and {engine.name} would both listen at {engine.base_url};"
+                        " give one of them another port in its command and its url"
+                    )
         for key in ("dcgm_url", "ascend_url"):
             if getattr(self, key) and not _is_http(getattr(self, key)):
                 raise ValueError(f"{key} {getattr(self, key)!r} is not an http:// or https:// address")
