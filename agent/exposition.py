@@ -16,6 +16,9 @@ RAW_LIMIT_BYTES = 16 << 20
 INFLATED_LIMIT_BYTES = 16 << 20
 LINE_LIMIT_BYTES = 64 << 10
 SAMPLE_LIMIT = 50_000
+LINES_LIMIT = 200_000
+"""The same few samples over and over, to the limit of the body, would take half a minute."""
+
 LABEL_LIMIT = 64
 NAME_LIMIT_BYTES = 128
 VALUE_LIMIT_BYTES = 1024
@@ -60,7 +63,7 @@ class Exposition:
     duplicates: int = 0  # the last of equal series wins
     without_value: int = 0
     outdated: int = 0
-    over_limit: int = 0  # samples beyond SAMPLE_LIMIT
+    over_limit: int = 0  # samples beyond SAMPLE_LIMIT, lines beyond LINES_LIMIT
     stamps_ms: dict[str, dict[Labels, float]] = field(default_factory=dict)  # of the series that carry a timestamp
     is_json_list: bool = False  # the body begins as a JSON list does, which no exposition does
 
@@ -81,6 +84,7 @@ class Reader:
         self._rest = bytearray()
         self._skipping = False  # inside a line that is too long
         self._read = Exposition()
+        self._lines = 0
         self._has_begun = False
         self._quoted: bytearray | None = None  # the body so far, while it may be one JSON string
 
@@ -130,6 +134,10 @@ class Reader:
 
     def _line(self, raw: bytes) -> None:
         if not raw or raw[0] == 0x23:  # '#'
+            return
+        self._lines += 1
+        if self._lines > LINES_LIMIT:
+            self._read.over_limit += 1
             return
         if len(raw) > LINE_LIMIT_BYTES:
             self._read.bad_lines += 1

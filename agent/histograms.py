@@ -153,7 +153,9 @@ class Window:
                 if newest_s - then_s < span_s:
                     break
                 oldest = parts
-        grown = [_between(oldest[labels], newest[labels]) for labels in newest if labels in oldest]
+        both = [(oldest[labels], newest[labels]) for labels in newest if labels in oldest]
+        # a label set may have been away in between, and come back as another
+        grown = [_between(then, now) for then, now in both if not _restarted(then, now)]
         return None if None in grown else joined(part for part in grown if part is not None)
 
 

@@ -54,6 +54,7 @@ class BusySteps:
 @dataclass(slots=True)
 class _Still:
     progress: tuple[float, ...]
+    is_busy: bool
     since_s: float
 
 
@@ -79,8 +80,9 @@ class Stall:
         for rank in running.keys() & progress.keys():
             still = self._ranks.get(rank)
             known = known or still is not None
-            if still is None or still.progress != progress[rank] or running[rank] <= 0:
-                self._ranks[rank] = _Still(progress[rank], monotonic_s)
+            is_busy = running[rank] > 0
+            if still is None or still.progress != progress[rank] or not is_busy or not still.is_busy:
+                self._ranks[rank] = _Still(progress[rank], is_busy, monotonic_s)
             elif patience_s is not None and monotonic_s - still.since_s >= patience_s:
                 stalled = True
         if stalled:

@@ -65,3 +65,40 @@ def test_no_sequence_of_readings_gives_a_negative_rate(readings: list[tuple[int,
         now_s += passed_s
         answer = rate.per_second({"a": float(value)}, now_s)
         assert answer is None or answer >= 0
+
+
+def test_a_window_may_be_asked_to_be_longer_and_is_then_filled_first() -> None:
+    rate = Rate(window_s=60.0)
+    answers = [rate.per_second({"a": 3.0 * n}, 10.0 * n, window_s=120.0) for n in range(14)]
+    assert answers == [None] * 12 + [0.3, 0.3]
+
+
+def test_rounded_numbers_need_twenty_of_their_last_digit() -> None:
+    def printed(value: float) -> float:
+        return float(f"{value:.6g}")
+
+    rate = Rate(significant_digits=6)
+    answers = [rate.per_second({"a": printed(5e8 + 120 * n)}, float(n)) for n in range(400)]
+    told = [answer for answer in answers if answer is not None]
+    assert answers[:160] == [None] * 160
+    assert told
+    assert all(abs(answer - 120) < 0.06 * 120 for answer in told)
+
+
+def test_numbers_that_fit_into_their_digits_are_exact() -> None:
+    rate = Rate(significant_digits=6)
+    rate.per_second({"a": 999_000.0}, 0.0)
+    assert rate.per_second({"a": 999_003.0}, 1.0) == 3.0
+
+
+def test_rounded_numbers_that_stand_still_are_a_rate_of_zero_after_the_longest_window() -> None:
+    rate = Rate(significant_digits=6)
+    answers = [rate.per_second({"a": 5e8}, 10.0 * n) for n in range(62)]
+    assert answers[:60] == [None] * 60
+    assert answers[60:] == [0.0, 0.0]
+
+
+def test_a_series_that_comes_back_smaller_than_it_left_gives_no_negative_rate() -> None:
+    rate = Rate(window_s=20.0)
+    readings = [{"a": 90.0, "b": 5.0}, {"b": 6.0}, {"a": 1.0, "b": 7.0}]
+    assert [rate.per_second(reading, 10.0 * n) for n, reading in enumerate(readings)] == [None, None, None]

@@ -121,6 +121,12 @@ def test_no_more_samples_than_the_limit_are_kept(monkeypatch: pytest.MonkeyPatch
     assert (read.samples, read.over_limit) == (10, 15)
 
 
+def test_the_same_lines_over_and_over_end_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "LINES_LIMIT", 100)
+    read = parse("# a comment\n" * 500 + "x 1\n" * 130)
+    assert (read.samples, read.duplicates, read.over_limit) == (1, 99, 30)
+
+
 def mutated(text: str, dice: random.Random) -> tuple[str, set[str]]:
     """The text with some lines damaged; and the lines that are still as they were."""
     lines = text.splitlines()

@@ -156,6 +156,15 @@ def test_a_label_set_that_joins_counts_from_then_on_and_costs_the_others_nothing
     assert window.recent(1.0).count == 3  # type: ignore[union-attr]
 
 
+def test_a_label_set_that_was_away_and_comes_back_with_other_bounds_is_no_harm() -> None:
+    window = Window(60.0)
+    one, two = (("engine", "0"),), (("engine", "1"),)
+    window.add({one: histogram([0.3] * 10), two: histogram([0.3] * 4)}, 0.0)
+    window.add({one: histogram([0.3] * 12)}, 1.0)
+    window.add({one: histogram([0.3] * 15), two: histogram([0.3] * 9, (0.4, math.inf))}, 2.0)
+    assert window.recent().count == 5  # type: ignore[union-attr]
+
+
 def test_a_window_of_few_readings_ends_at_the_newest() -> None:
     window = Window(300.0, 10.0)
     for second in range(601):
