@@ -136,7 +136,7 @@ def test_counters_that_only_root_may_read_are_a_finding_with_its_remedy_until_th
     assert collector.errors == 1, "it isn't tried at every tick"
     (finding,) = collector.findings("en")
     assert finding.level == "warning"
-    assert "chmod" in finding.remedy
+    assert "tmpfiles.d" in finding.remedy
     assert not collector.pending
     denied = False
     assert powercap.power_w(collector, after_s=61) is None
