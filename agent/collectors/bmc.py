@@ -65,8 +65,7 @@ class BmcCollector:
         """For the BMC of this host, if one is configured. `memory` is a folder that outlives the process."""
         if settings.bmc is None:
             return None
-        reader = reader_of(settings.bmc, settings.language, memory)
-        return cls(tags, settings.bmc, reader, settings.language) if reader else None
+        return cls(tags, settings.bmc, reader_of(settings.bmc, settings.language, memory), settings.language)
 
     @property
     def pending(self) -> bool:

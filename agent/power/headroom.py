@@ -85,9 +85,11 @@ def power_fields(reading: BmcReading, redundancy: str, feed_b: tuple[str, ...]) 
         headroom_redundant_pct=_headroom_pct(load_w, surviving_capacity_w(supplies, design)),
         cap_w=reading.cap_w,
     )
-    state = reading.redundancy if redundancy == "auto" and reading.redundancy is not None else None
-    if state is None:
-        state = redundancy_state(supplies, design, load_w)
+    told = reading.redundancy if redundancy == "auto" else None
+    # the BMC's word stands but where a supply has failed and it has not noticed yet; what the load means is the headroom's to say
+    state = redundancy_state(supplies, design, load_w if told is None else None)
+    if told is not None:
+        state = told if state is None else min(told, state)
     if state is not None and design.spares != 0:
         fields["redundancy"] = state
     return fields
@@ -145,9 +147,9 @@ def surviving_capacity_w(supplies: Sequence[Supply], design: Design) -> float | 
 
 
 def redundancy_state(supplies: Sequence[Supply], design: Design, load_w: float | None) -> int | None:
-    """full: the load is carried whatever part of the design fails. degraded: some of the spare supplies are gone or needed.
-    lost: the next failure is one too many. None: no redundancy by design, or not known. (The words are those of the redundancy
-    sensor in IPMI 2.0, table 42-2.)
+    """full: all spare supplies are there, and the load is carried without them. degraded: some of them have failed or are needed.
+    lost: no spare is left. None: no redundancy by design, or not known. (The words are those of the redundancy sensor in IPMI 2.0,
+    table 42-2.)
     """
     if design.feed_b:
         return _state_of_feeds(_feeds(supplies, design.feed_b), load_w)

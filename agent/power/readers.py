@@ -30,7 +30,6 @@ READERS: Mapping[str, Callable[[BmcTarget, str, Path | None], BmcReader]] = {
 }
 
 
-def reader_of(target: BmcTarget, language: str, memory: Path | None = None) -> BmcReader | None:
-    """The reader for the target's scheme; None where there is none."""
-    make = READERS.get(target.url.partition(":")[0])
-    return make(target, language, memory) if make else None
+def reader_of(target: BmcTarget, language: str, memory: Path | None = None) -> BmcReader:
+    """The reader for the target's scheme, one of those that its settings allow."""
+    return READERS[target.url.partition(":")[0]](target, language, memory)

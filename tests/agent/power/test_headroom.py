@@ -132,6 +132,9 @@ def test_auto_follows_the_bmc_and_where_it_is_silent_tells_what_one_loss_would_m
     assert of(said, "auto")["headroom_redundant_pct"] == pytest.approx(-8.8889, abs=1e-3)
     assert of(said, "auto")["redundancy"] == FULL  # its own word
     assert of(replace(said, redundancy=None), "auto")["redundancy"] == DEGRADED
+    failed = (replace(SUPPLIES[0], ok=False), *SUPPLIES[1:])
+    assert of(replace(said, supplies=failed), "auto")["redundancy"] == DEGRADED  # it has not noticed yet
+    assert of(replace(said, supplies=failed, redundancy=LOST), "auto")["redundancy"] == LOST
     assert of(said, "N+1")["headroom_redundant_pct"] == pytest.approx(34.6667, abs=1e-3)
     assert of(replace(said, redundancy=LOST), "N+1")["redundancy"] == FULL  # the setting is there to correct the BMC
     assert of(NODE, "auto")["headroom_redundant_pct"] == pytest.approx(34.6667, abs=1e-3)

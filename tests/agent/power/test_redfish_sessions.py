@@ -412,7 +412,7 @@ def agent_with(bmc: RedfishBmc, folder: Path, port: int, *arguments: str) -> sub
     )
 
 
-def test_an_agent_that_is_ended_by_signal_leaves_no_session_and_no_secret(
+def test_an_agent_that_changes_its_credentials_or_is_ended_by_signal_leaves_no_session_and_no_secret(
     serve: Serve, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     bmc = serve("both")
@@ -427,17 +427,21 @@ def test_an_agent_that_is_ended_by_signal_leaves_no_session_and_no_secret(
     try:
         assert eventually(lambda: 'pairscope_psu_output_w{node="n7",psu="PSU2"} 1180.0' in shown(), 60)
         assert len(bmc.sessions) == 1
+        bmc.password = "an0ther-0ne"
+        (tmp_path / "password").write_text(bmc.password)
+        agent.send_signal(signal.SIGHUP)
+        assert eventually(lambda: bmc.opened == 2 and len(bmc.sessions) == 1, 60)
         agent.send_signal(signal.SIGTERM)
         output, _ = agent.communicate(timeout=30)
     finally:
         agent.kill()
     assert agent.returncode == 0
     assert bmc.sessions == {}
-    assert bmc.opened == 1
+    assert bmc.opened == 2
     (tmp_path / "password").unlink()
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()) + output.encode()
     assert b"headroom_pct" in kept
-    for secret in (PASSWORD.encode(), b"secret-of-the-session"):
+    for secret in (PASSWORD.encode(), bmc.password.encode(), b"secret-of-the-session"):
         assert secret not in kept
 
 
