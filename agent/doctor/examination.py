@@ -46,7 +46,23 @@ def examine(
     """All findings: the host's own, then each source's. Takes `wait_s` at most, and a second reading at least."""
     answers = {name: _Answer(name, question, patient) for name, question in QUESTIONS.items()}
     sources = sweep(running.without_paused(patient.settings), wait_s=wait_s, progress=progress).findings
-    return [*(finding for answer in answers.values() for finding in answer.wait(wait_s)), *sources]
+    own = [finding for answer in answers.values() for finding in answer.wait(wait_s)]
+    return [*own, *_without_unstarted(sources, patient.settings)]
+
+
+def _without_unstarted(findings: Sequence[Finding], settings: AgentSettings) -> list[Finding]:
+    """While no agent runs, an engine that the agent would host is not amiss: it is only not started."""
+    hosted = {f"engine {engine.name}" for engine in settings.engines if engine.command}
+    if not hosted or running.ask_health(settings) is not None:
+        return list(findings)
+    text = say("doctor.agent.would_host", settings.language)
+    remedy = say("doctor.agent.start_remedy", settings.language)
+    return [
+        Finding(finding.source, "absent", text, remedy)
+        if finding.source in hosted and finding.level == "error"
+        else finding
+        for finding in findings
+    ]
 
 
 class _Answer:

@@ -346,3 +346,17 @@ def test_an_examination_speaks_chinese_and_writes_nothing(tmp_path: Path, free_p
     assert list(tmp_path.iterdir()) == []
     assert all(any("\u4e00" <= c <= "\u9fff" for c in finding.text) for finding in found if finding.source != "install")
     assert {"install", "state", "store", "agent", "host"} <= {finding.source for finding in found}
+
+
+def test_an_engine_that_the_agent_would_host_is_no_error_while_no_agent_runs(
+    tmp_path: Path, free_port: Callable[[], int], answering: Callable[[object], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "QUESTIONS", {})
+    watched, hosted = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    engines = (EngineTarget("a", watched), EngineTarget("b", hosted, command=("vllm",)))
+    more = {"engines": engines, "nvml": False, "amd": False, "ascend": False, "interval_s": 0.2}
+    levels_of = [
+        {finding.source: finding.level for finding in examine(Patient(of_port(tmp_path, port, **more)), wait_s=15.0)}
+        for port in (free_port(), answering(health()))
+    ]
+    assert [(found["engine a"], found["engine b"]) for found in levels_of] == [("error", "absent"), ("error", "error")]
