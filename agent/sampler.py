@@ -24,6 +24,7 @@ from agent.collectors.interface import Beside, Collector, Tags, Tick
 from agent.collectors.nvidia import gpu_collector
 from agent.collectors.pdu import PduCollector
 from agent.collectors.rapl import RaplCollector
+from agent.engine_ownership import THREADS_EVERY_S
 from agent.merge import merged
 from agent.nvml.timing import ReaderTiming, kept_s, mig_kept_s
 from agent.settings import AgentSettings
@@ -72,6 +73,7 @@ named here is made anew whenever anything changed.
 SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
     "gpu": {**kept_s(ReaderTiming()), **dcgm.KEPT},
     "mig": mig_kept_s(ReaderTiming()),
+    "engine": {"proc_cpu_max_pct": 2.5 * THREADS_EVERY_S},
     "host": {"clock_offset_s": 2.5 * CLOCK_OFFSET_EVERY_S},
 }
 """The fields that a collector doesn't read at every tick, and for how many seconds their last value stands."""

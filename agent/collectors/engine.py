@@ -104,6 +104,8 @@ class EngineVisitor:
             return
         self._checked_s = now_s
         said = self._client.health()
+        if said.is_plain and dialect is not None and dialect.listens_when_ready:
+            said = Health(Condition.READY)
         if not (was_ready and said.is_plain):  # that one is busy, not loading
             self._health = said
         if self._health.condition is not Condition.READY:

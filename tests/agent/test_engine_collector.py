@@ -396,6 +396,15 @@ def test_a_bare_503_is_loading_at_first_and_only_busy_later(
     assert (ticks.one().fields["up"], ticks.state()) == (1, "ready")
 
 
+def test_an_engine_with_a_full_queue_at_the_first_look_is_up(server: EngineEndpoint) -> None:
+    server.metrics("tgi_queue_size 128\ntgi_batch_current_size 32\n")
+    server.json("/health", {"error": "unhealthy", "error_type": "healthcheck"}, 503)
+    ticks = Ticks(server.url)
+    sample = ticks.one()
+    assert (sample.tags["kind"], sample.fields["up"], sample.fields["requests_waiting"]) == ("tgi", 1, 128)
+    assert ticks.state() == "ready"
+
+
 def test_an_engine_that_restarts_between_two_ticks_is_loading_and_not_up(server: EngineEndpoint) -> None:
     server.metrics(pairscope(uptime_s=500.0))
     ticks = Ticks(server.url)

@@ -305,6 +305,42 @@ def test_another_machines_address_has_no_processes_here(engines: Engines) -> Non
     assert seen.ownership.pid("a") is None
 
 
+IN_A_NAMESPACE = """
+import fcntl, os, socket, struct, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+    address = struct.pack("16sH2s4s8s", b"lo", socket.AF_INET, bytes(2), socket.inet_aton("10.99.0.2"), bytes(8))
+    fcntl.ioctl(made, 0x8916, address)  # SIOCSIFADDR
+    fcntl.ioctl(made, 0x8914, struct.pack("16sH14s", b"lo", 0x49, bytes(14)))  # SIOCSIFFLAGS: up
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_an_engine_in_namespaces_of_its_own_is_found_by_the_address_that_it_has_there(
+    engines: Engines, need_program: Callable[[str], str]
+) -> None:
+    (engines.folder / "vllm").symlink_to(DOUBLE)
+    alone = [need_program("unshare"), "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine lets nobody make namespaces")
+    inside = [sys.executable, "-c", IN_A_NAMESPACE, str(engines.folder / "vllm"), "0.0.0.0", "8123", "1"]
+    engine = subprocess.Popen([*alone, *inside], stdout=subprocess.PIPE, text=True)
+    engines.started.append(engine)
+    assert engine.stdout is not None
+    assert json.loads(engine.stdout.readline())["root"] == 1  # as it sees itself
+    seen = Watch([EngineTarget("a", "http://10.99.0.2:8123"), EngineTarget("b", "http://10.99.0.3:8123")])
+
+    def found() -> bool:
+        seen.search()
+        return seen.ownership.pid("a") is not None
+
+    until(found, "its root")
+    root = HOST.process(seen.ownership.pid("a") or 0)
+    assert root is not None
+    assert root.parent == engine.pid
+    assert HOST.inner_pid(root.pid) == 1
+    assert seen.ownership.pid("b") is None
+
+
 def table(tree: ProcTree, *, host_pids: bool = True) -> ProcessTable:
     return ProcessTable(str(tree.root), shows_host_pids=host_pids)
 

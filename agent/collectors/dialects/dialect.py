@@ -148,6 +148,7 @@ class Dialect:
     iteration: tuple[str, ...] = ()  # families that change with every iteration; while they don't, no gauge is believed
     significant_digits: int = 0  # counters are printed with so many digits; 0: exactly
     scrape_every_s: float = 0.0  # it must not be asked more often
+    listens_when_ready: bool = False  # a bare 503 at /health never means that it loads
     paths: tuple[str, ...] = ()  # where its metrics are, other than /metrics
     info: tuple[str, ...] = ()  # families whose labels tell the configuration
     info_ignored: frozenset[str] = frozenset()  # labels that differ from start to start of one configuration

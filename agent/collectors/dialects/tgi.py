@@ -56,5 +56,6 @@ TGI = Dialect(
     },
     tidy=with_reserved_share,
     kv_used_kind="reserved",
+    listens_when_ready=True,  # 503 when its queue is full
     ask=ask,
 )
