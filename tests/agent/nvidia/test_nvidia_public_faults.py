@@ -315,3 +315,28 @@ def test_the_offset_of_the_slowdown_point_is_the_cards_own(host: Host, offset: i
     for _ in range(5):
         fields = gpus(host.tick())["0001"].fields
     assert fields["temp_limit_c"] == 87.0 - offset
+
+
+def test_an_enumeration_that_fails_ends_nothing_and_passes(host: Host) -> None:
+    """gpud#1180: the agent ended at it."""
+    host.collector()
+    host.tick()
+    host.scenario.state.count_code = 999
+    host.scenario.reload_driver()
+    lost = {"0001": GPU_STATES.index("lost"), "0002": GPU_STATES.index("lost")}
+    host.until(lambda samples: states(samples) == lost)
+    host.scenario.state.count_code = 0
+    host.until(lambda samples: states(samples) == {"0001": 0, "0002": 0})
+
+
+def test_a_container_that_loses_its_devices_says_so_of_every_gpu(host: Host) -> None:
+    """nvidia-container-toolkit#48, #251, #1227: after a reload of systemd every call answers with an unknown error."""
+    host.collector()
+    host.tick()
+    host.scenario.gpu(0).fault = host.scenario.gpu(1).fault = 999
+    samples = host.tick()
+    assert [event.fields["text"] for event in events(samples, "gpu_lost")] == [
+        "GPU 0 lost: the driver reports an unknown error",
+        "GPU 1 lost: the driver reports an unknown error",
+    ]
+    assert [dict(sample.fields) for sample in gpus(samples).values()] == [{"state": GPU_STATES.index("lost")}] * 2
