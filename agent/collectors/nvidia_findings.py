@@ -20,6 +20,9 @@ USUAL = (
 )
 """What a data-centre card with a driver of today tells; a fan isn't among it, nor what needs several readings."""
 
+NOT_WITH_MIG = frozenset({"util_pct", "remapped_rows_total"})
+"""What no card tells as a whole while it is parted into instances."""
+
 Said = tuple[Level, str, str]
 
 _REMEDIES = {
@@ -116,7 +119,8 @@ def _shortcomings(well: Sequence[KnownGpu], language: str) -> Iterator[Said]:
     refusing: dict[tuple[str, ...], list[KnownGpu]] = defaultdict(list)
     for gpu in well:
         if gpu.told:
-            refusing[tuple(name for name in USUAL if name not in gpu.told)].append(gpu)
+            known = gpu.told | NOT_WITH_MIG if gpu.migs else gpu.told
+            refusing[tuple(name for name in USUAL if name not in known)].append(gpu)
     for missing, gpus in refusing.items():
         if missing:
             fields = ", ".join(title("gpu", name, language) for name in missing)

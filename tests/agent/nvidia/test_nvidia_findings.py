@@ -141,6 +141,7 @@ def test_mig_is_told_with_its_instances(host: Host) -> None:
     collector = host.collector()
     host.tick()
     assert level_of(collector, "GPU 0: MIG with 2 instances") == "ok"
+    assert not [text for _, text, _ in said(collector) if text.startswith("GPU 0: not told")]
 
 
 def test_a_kernel_log_that_cannot_be_read_is_a_warning_and_no_error(host: Host, tmp_path: Path) -> None:
