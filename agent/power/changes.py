@@ -11,6 +11,9 @@ from telemetry.messages import say
 CAP_CHANGE_W = 0.5
 """A cap that differs by less is the same one, rounded differently."""
 
+UNCAPPED_READINGS = 3
+"""So many readings in a row that tell the node's power and no cap mean that there is none; fewer, that it was not read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -31,6 +34,7 @@ class Changes:
         self._supplies: dict[str, bool | None] | None = None
         self._redundancy: int | None = None
         self._cap_w: float | None = None
+        self._without_cap = 0  # readings in a row
         self._leak: bool | None = None
 
     def update(self, reading: BmcReading, redundancy: int | None) -> list[Change]:
@@ -38,7 +42,7 @@ class Changes:
         return [
             *self._of_supplies(reading),
             *self._of_redundancy(redundancy),
-            *self._of_cap(reading.cap_w),
+            *self._of_cap(reading),
             *self._of_leak(reading.leak),
         ]
 
@@ -53,6 +57,8 @@ class Changes:
             return []
         found = []
         for name, ok in now.items():
+            if name not in before:
+                found.append(self._change("psu_added", f"{name}: added", psu=name))
             if ok is False and before.get(name) is not False:
                 found.append(self._change("psu_failed", f"{name}: failed", psu=name))
             elif ok and before.get(name) is False:
@@ -67,9 +73,21 @@ class Changes:
         word = REDUNDANCY_STATES[state]
         return [self._change(f"redundancy_{word}", f"redundancy {word}", state)]
 
-    def _of_cap(self, cap_w: float | None) -> list[Change]:
-        before, self._cap_w = self._cap_w, self._cap_w if cap_w is None else cap_w
-        if cap_w is None or before is None or abs(cap_w - before) < CAP_CHANGE_W:
+    def _of_cap(self, reading: BmcReading) -> list[Change]:
+        cap_w, before, without = reading.cap_w, self._cap_w, self._without_cap
+        if cap_w is None:
+            self._without_cap += reading.node_w is not None
+            if before is None or self._without_cap < UNCAPPED_READINGS:
+                return []
+            self._cap_w = None
+            return [self._change("cap_lifted", f"cap {before:.0f} W lifted", before_w=before)]
+        self._cap_w, self._without_cap = cap_w, 0
+        if before is None:
+            was_uncapped = without >= UNCAPPED_READINGS
+            return (
+                [self._change("cap_set", f"cap {cap_w:.0f} W set", round(cap_w), cap_w=cap_w)] if was_uncapped else []
+            )
+        if abs(cap_w - before) < CAP_CHANGE_W:
             return []
         detail = f"cap {before:.0f} W -> {cap_w:.0f} W"
         return [self._change("cap", detail, round(cap_w), before_w=before, cap_w=cap_w)]

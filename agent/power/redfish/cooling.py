@@ -52,7 +52,8 @@ class Cooling:
         self._add(self.exhaust_c, reading(summary.get("Exhaust")))
         summed_up = (bool(self.inlet_c), bool(self.exhaust_c))
         for entry in rows(document.get("TemperatureReadingsCelsius")):
-            self._temperature(entry.get("PhysicalContext"), entry.get("DeviceName"), reading(entry), skip=summed_up)
+            name = entry.get("DeviceName") or text(entry.get("DataSourceUri")).rpartition("/")[2]
+            self._temperature(entry.get("PhysicalContext"), name, reading(entry), skip=summed_up)
 
     def fan(self, document: Json) -> None:
         """Fan (new): a member of ThermalSubsystem's Fans."""

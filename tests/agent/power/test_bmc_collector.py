@@ -143,6 +143,26 @@ def test_what_changed_is_told_once_and_the_first_reading_is_no_change(visits: Vi
     ]
 
 
+def test_a_supply_that_is_put_in_is_told_and_one_that_is_put_in_broken_too(visits: Visits) -> None:
+    visits.period(replace(READING, supplies=SUPPLIES[:1]))
+    assert events(visits.period()) == [("node", "PSU2: added")]
+    third = replace(SUPPLIES[1], name="PSU3", ok=False)
+    assert events(visits.period(replace(READING, supplies=(*SUPPLIES, third))))[:2] == [
+        ("node", "PSU3: added"),
+        ("node", "PSU3: failed"),
+    ]
+
+
+def test_a_cap_that_is_set_or_lifted_is_told_and_one_that_was_not_read_is_not(visits: Visits) -> None:
+    visits.period()
+    uncapped, unread = replace(READING, cap_w=None), replace(READING, cap_w=None, node_w=None)
+    assert [events(visits.period(answer)) for answer in (uncapped, uncapped, READING)] == [[], [], []]
+    assert [events(visits.period(unread)) for _ in range(5)] == [[]] * 5
+    assert [events(visits.period(uncapped)) for _ in range(4)] == [[], [], [("node", "cap 1900 W lifted")], []]
+    assert events(visits.period()) == [("node", "cap 1900 W set")]
+    assert events(visits.period(replace(READING, cap_w=1900.3))) == []
+
+
 def test_events_speak_the_agents_language() -> None:
     visits = Visits(language="zh")
     visits.period()

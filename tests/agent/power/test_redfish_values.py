@@ -262,5 +262,22 @@ def test_what_is_no_number_is_absent(serve: Serve, reader: Read, word: str) -> N
     assert (reading.node_w, reading.cap_w) == (None, None)
 
 
+def test_temperatures_without_a_summary_are_told_by_place_or_by_name(serve: Serve, reader: Read) -> None:
+    bmc = serve("new")
+    sensors = "/redfish/v1/Chassis/1/Sensors/temperature_"
+    bmc.documents[f"{CHASSIS}/ThermalSubsystem/ThermalMetrics"] = {
+        "TemperatureReadingsCelsius": [
+            {"DataSourceUri": f"{sensors}psu0_inlet", "Reading": 41.0},
+            {"DataSourceUri": f"{sensors}inlet", "Reading": 22.5},
+            {"DeviceName": "Ambient front", "Reading": 23.5},
+            {"DeviceName": "Board", "PhysicalContext": "Exhaust", "Reading": 44.5},
+            {"DeviceName": "GPU 3 outlet", "Reading": 61.0},
+            {"DeviceName": "Manifold", "PhysicalContext": "LiquidInlet", "Reading": 32.25},
+        ]
+    }
+    reading = reader(bmc).read()
+    assert (reading.inlet_c, reading.exhaust_c, reading.coolant_c) == (23.5, 44.5, 32.25)
+
+
 def test_a_leak_is_a_leak(serve: Serve, reader: Read) -> None:
     assert reader(serve("new", NodeState(leak=True))).read().leak is True
