@@ -11,6 +11,10 @@ from urllib.parse import urlsplit
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
+METRICS_PATHS = ("/prometheus/metrics", "/v1/metrics", "/metrics")
+"""Where engines have their metrics."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
     """One engine of this host: hosted (started and restarted by the agent) when `command` is given, else only watched.
@@ -55,8 +59,10 @@ class EngineTarget:
 
     @property
     def base_url(self) -> str:
-        """The address without a trailing slash or /metrics, which people paste along."""
-        return self.url.rstrip("/").removesuffix("/metrics").rstrip("/")
+        """The address without a trailing slash or the path of its metrics, which people paste along."""
+        url = self.url.rstrip("/")
+        pasted = next((path for path in METRICS_PATHS if url.endswith(path)), "")
+        return url.removesuffix(pasted).rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,10 +193,13 @@ class EngineReadings:
             return {}
         if self.dialect.iteration and not self._iteration_moves(exposition, monotonic_s):
             return {}  # whether anything runs is not known
-        if any(found.keys() != running.keys() for found in counted):
+        by_rank_too = [found for found in counted if found.keys() <= running.keys()]
+        if by_rank_too:
+            counted = by_rank_too  # what is counted for all ranks together says nothing about one of them
+        else:
             counted = [{(): sum(found.values())} for found in counted]
             running = {(): sum(running.values())}
-        progress = {rank: tuple(found[rank] for found in counted) for rank in running}
+        progress = {rank: tuple(found.get(rank, 0.0) for found in counted) for rank in running}
         steps = self.dialect.counter_style == "step" or bool(self._by_rank("steps_total", exposition))
         stalled = self._stall.judge(
             running, progress, monotonic_s, self._step_patience_s() if steps else self._patience_s()

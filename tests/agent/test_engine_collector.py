@@ -92,9 +92,10 @@ def test_a_configured_kind_and_gpus_are_tags_even_before_anything_answers() -> N
     assert dict(sample.fields) == {"up": 0, "starting": 0, "gpus_mapping": "manual", "gpus_confidence": 1.0}
 
 
-def test_a_pasted_metrics_path_is_the_same_engine(server: EngineEndpoint) -> None:
+@pytest.mark.parametrize("path", ["/metrics/", "/v1/metrics", "/prometheus/metrics"])
+def test_a_pasted_metrics_path_is_the_same_engine(server: EngineEndpoint, path: str) -> None:
     server.metrics(vllm())
-    assert Ticks(server.url + "/metrics/").one().fields["up"] == 1
+    assert Ticks(server.url + path).one().fields["requests_running"] == 3.0
 
 
 def test_nothing_listening_is_down_and_no_number_is_written() -> None:

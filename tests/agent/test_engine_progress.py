@@ -62,6 +62,22 @@ def test_one_hung_engine_of_two_is_a_stall_though_the_other_moves() -> None:
     assert stalled((0.0, at(1)), (6.0, at(50)), (12.0, at(100)))[-1] == 1
 
 
+def test_one_hung_rank_of_sglang_is_a_stall_though_totals_of_all_ranks_move() -> None:
+    def at(decoded: float) -> str:
+        return sglang(decoded=(decoded, 23_000.0), finished=600.0 + decoded / 100)
+
+    assert stalled(*((float(n), at(40_000.0 + 100 * n)) for n in range(0, 45, 5))) == [None, *[0] * 7, 1]
+
+
+def test_a_rank_that_never_decoded_is_no_stall_while_the_others_do() -> None:
+    def at(decoded: float) -> str:
+        quiet = 'dp_rank="1",engine_type="unified",model_name="org/Tiny-1B",moe_ep_rank="0",pp_rank="0",tp_rank="1"'
+        text = sglang(decoded=(decoded, 0.0), running=(21.0, 0.0))
+        return "\n".join(line for line in text.splitlines() if not (quiet in line and 'mode="decode"' in line))
+
+    assert stalled(*((float(n), at(40_000.0 + n)) for n in range(0, 65, 5)))[1:] == [0] * 12
+
+
 def test_an_engine_with_long_steps_has_twenty_of_them() -> None:
     def at(count: float, total: float) -> str:
         return pairscope(step_buckets={"2.5": count, "+Inf": count}, step_sum=total, generated=100 + count)

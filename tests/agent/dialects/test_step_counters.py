@@ -161,6 +161,10 @@ def test_replicas_behind_a_ray_agent_are_added_once(read: Read, shape: dict[str,
     }
 
 
+def test_a_ray_agent_that_exports_counters_as_gauges_only_is_read_alike(read: Read) -> None:
+    assert read(ray_vllm(doubled=False).replace("_tokens_total{", "_tokens{")) == read(ray_vllm())
+
+
 def test_sglang_behind_a_ray_agent_is_read_too(read: Read) -> None:
     kind, fields = read(sglang().replace("sglang:", "ray_sglang_"))
     assert kind == "ray+sglang"
