@@ -71,6 +71,12 @@ def _gpus(seen: Examination, language: str) -> Iterator[Finding]:
 
 
 def _probe(seen: Examination, language: str) -> Iterator[Finding]:
-    if seen.probed is not None and not seen.probed.trouble:
-        text = say("agent.examined.probed", language, seconds=seen.probed.seconds)
-        yield Finding(f"engine {seen.status.name}", "ok", text)
+    source, probed = f"engine {seen.status.name}", seen.probed
+    if probed is None:
+        return
+    if not probed.trouble:
+        yield Finding(source, "ok", say("agent.examined.probed", language, seconds=probed.seconds))
+        return
+    text = say(f"agent.engine.probe_{probed.trouble}", language, detail=probed.detail)
+    if text != seen.status.problem:  # else it is said already
+        yield Finding(source, "warning", text)

@@ -41,6 +41,17 @@ def test_a_ready_engine_with_its_gpus_and_its_token() -> None:
     assert token == ("ok", "gave the one token that it was asked for in 0.25 s | ")
 
 
+def test_a_probe_that_gives_no_token_is_said_once() -> None:
+    refused = Probed(0.1, "refused", "HTTP 401")
+    (_, probe) = said(Examination(READY, "vllm", "m", probed=refused))
+    assert probe[0] == "warning"
+    assert "api_key_file" in probe[1]
+    known = EngineStatus(
+        "chat", "u", "ready", problem=findings(Examination(READY, "", "", probed=refused), "en")[1].text
+    )
+    assert len(findings(Examination(known, "vllm", "m", probed=refused), "en")) == 1
+
+
 def test_a_configuration_that_the_driver_contradicts_is_a_warning() -> None:
     manual = EngineGpus((2,), "manual", 1.0)
     (_, gpus) = said(Examination(READY, "vllm", "m", gpus=manual, driver_says=NVML))
