@@ -116,7 +116,7 @@ class EngineReadings:
             told = [value for family in alternatives if (value := family.value(exposition)) is not None]
             if told:
                 total = max(told) if name in self.dialect.largest else told[0]
-                if 0 <= total < INT_LIMIT:
+                if 0 <= total < INT_LIMIT and (total or name not in self.dialect.zero_is_unknown):
                     counters[name] = total
         return counters
 

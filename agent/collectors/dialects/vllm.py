@@ -57,6 +57,7 @@ VLLM = Dialect(
         "prefix_hits_total": (Family("vllm:prefix_cache_hits_total"), Family("vllm:gpu_prefix_cache_hits_total")),
     },
     largest=frozenset({"requests_failed_total"}),
+    zero_is_unknown=frozenset({"requests_aborted_total"}),  # a client that hangs up is counted nowhere
     gauges={
         "requests_running": (Family("vllm:num_requests_running"),),
         "requests_waiting": (Family("vllm:num_requests_waiting"),),

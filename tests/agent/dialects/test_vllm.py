@@ -30,6 +30,61 @@ def test_what_later_releases_tell_besides(read: Read) -> None:
     assert [fields[name] for name in told] == [3_100, 600, 410, 1.0]
 
 
+def test_release_0_32_whole(read: Read) -> None:
+    after = vllm(
+        generated=(1_500.0,),
+        prompts=(5_200.0,),
+        steps=500.0,
+        ttft={"0.2": 10.0, "0.5": 400.0, "+Inf": 410.0},
+        ttft_sum=118.0,
+        itl=({"0.01": 100.0, "0.05": 2_990.0, "+Inf": 3_000.0}, 50.0),
+    )
+    kind, fields = read(vllm() + NEW, after + NEW)
+    assert kind == "vllm"
+    assert fields == {
+        "counter_style": "step",
+        "generation_tokens_total": 1_500,
+        "prompt_tokens_total": 5_200,
+        "prompt_tokens_computed_total": 3_100,
+        "preemptions_total": 2,
+        "requests_finished_total": 45,
+        "requests_failed_total": 1,
+        "requests_aborted_total": 7,
+        "spec_drafted_total": 600,
+        "spec_accepted_total": 410,
+        "prefix_queries_total": 700,
+        "prefix_hits_total": 300,
+        "steps_total": 500,
+        "requests_running": 3.0,
+        "requests_waiting": 1.0,
+        "kv_used_pct": 25.0,
+        "kv_used_kind": "live",
+        "kv_blocks_count": 800.0,
+        "kv_blocks_free": 600.0,
+        "context_mean": pytest.approx(200 * 16 / 3),
+        "uptime_s": 10_000.0,
+        "tokens_per_s": 50.0,
+        "prompt_tokens_per_s": 20.0,
+        "tokens_per_step": 9.0,
+        "step_mean_s": pytest.approx(0.1),
+        "itl_mean_s": pytest.approx(30 / 2_000),
+        "itl_p50_s": 0.05,
+        "itl_p99_s": 0.05,
+        "quantile_bounds": "itl_p50_s<= itl_p99_s<=",
+        "ttft_mean_s": pytest.approx(93 / 310),
+        "ttft_p50_s": pytest.approx(0.2 + 0.3 * 155 / 310),
+        "ttft_p95_s": pytest.approx(0.2 + 0.3 * 294.5 / 310),
+        "ttft_p99_s": pytest.approx(0.2 + 0.3 * 306.9 / 310),
+        "stalled": 0,
+    }
+
+
+def test_no_aborted_request_is_not_claimed_since_none_is_ever_counted(read: Read) -> None:
+    text = "\n".join(line for line in vllm().splitlines() if 'reason="abort"' not in line)
+    labels = f'{OWN},finished_reason="abort"'
+    assert "requests_aborted_total" not in read(f"{text}\nvllm:request_success_total{{{labels}}} 0\n")[1]
+
+
 def test_what_a_release_lacks_is_absent_and_not_zero(read: Read) -> None:
     fields = read(vllm())[1]
     assert (

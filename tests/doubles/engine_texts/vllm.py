@@ -23,6 +23,7 @@ def vllm(
     itl_name: str = "inter_token_latency_seconds",
     queue_name: str = "request_queue_time_seconds",
     ttft: Mapping[str, float] | None = None,
+    ttft_sum: float = 25.0,
     itl: tuple[Mapping[str, float], float] | None = None,
     cache_dtype: str = "auto",
 ) -> str:
@@ -46,7 +47,7 @@ def vllm(
         made += [f"vllm:{name}{{{own}}} {value}" for name, value in values.items()]
         for reason, count in {"stop": 40, "length": 5, "abort": 7, "error": 1}.items():
             made.append(f'vllm:request_success_total{{{own},finished_reason="{reason}"}} {count}')
-        made.append(histogram("vllm:time_to_first_token_seconds", own, ttft, 25.0))
+        made.append(histogram("vllm:time_to_first_token_seconds", own, ttft, ttft_sum))
         made.append(histogram(f"vllm:{itl_name}", own, buckets, itl_sum))
         made.append(histogram(f"vllm:{queue_name}", own, {"0.3": 100.0, "+Inf": 100.0}, 2.0))
         made.append(histogram("vllm:iteration_tokens_total", own, {"8.0": steps / 2, "+Inf": steps}, steps * 9))
