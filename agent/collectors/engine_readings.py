@@ -216,7 +216,7 @@ class EngineReadings:
         return max(STALL_S, STALL_REQUESTS * e2e_s) if e2e_s is not None else None
 
     def _iteration_moves(self, exposition: Exposition, monotonic_s: float) -> bool:
-        values = (exposition.value(name) for name in self.dialect.iteration)
+        values = (family.value(exposition) for family in self.dialect.iteration)
         return self._iteration.beats(tuple(value for value in values if value is not None), monotonic_s)
 
     def _disbelieve(self, exposition: Exposition, fields: dict[str, Value], monotonic_s: float) -> None:
@@ -225,6 +225,8 @@ class EngineReadings:
             for name in (*_ITERATION_GAUGES, "context_mean"):
                 if fields.get(name):
                     del fields[name]
+        if "kv_used_pct" not in fields:
+            fields.pop("kv_used_kind", None)
         reported = fields.pop("reported_tokens_per_s", None)
         if not isinstance(reported, float):
             return

@@ -146,7 +146,7 @@ class Dialect:
     kv_pool: Callable[[Exposition], KvPool] = _no_pool
     rank_labels: tuple[str, ...] = ()  # labels that tell the engines apart whose numbers are joined here
     refresh_s: float = 0.0  # how long gauges may keep their last value after the engine fell idle
-    iteration: tuple[str, ...] = ()  # families that change with every iteration; while they don't, no gauge is believed
+    iteration: Alternatives = ()  # these change with every iteration; while they don't, no gauge is believed
     significant_digits: int = 0  # counters are printed with so many digits; 0: exactly
     scrape_every_s: float = 0.0  # it must not be asked more often
     listens_when_ready: bool = False  # a bare 503 at /health never means that it loads

@@ -50,6 +50,8 @@ def kv_pool(exposition: Exposition) -> KvPool:
     return KvPool(held_tokens=used * block_tokens if used is not None and block_tokens else None)
 
 
+_ITERATIONS = Family("nv_trt_llm_general_metrics", where={"general_type": ("iteration_counter",)})
+
 TRITON = Dialect(
     kind="triton",
     prefixes=("nv_trt_llm_", "nv_inference_"),
@@ -57,7 +59,7 @@ TRITON = Dialect(
     counters={
         "requests_finished_total": (Family("nv_inference_request_success"),),
         "requests_failed_total": (Family("nv_inference_request_failure"),),
-        "steps_total": (Family("nv_trt_llm_general_metrics", where={"general_type": ("iteration_counter",)}),),
+        "steps_total": (_ITERATIONS,),
     },
     gauges={
         "requests_running": (_requests("scheduled"),),
@@ -71,6 +73,7 @@ TRITON = Dialect(
     },
     histograms={},
     tidy=one_model,
+    iteration=(_ITERATIONS,),  # the rest holds what the last iteration left
     kv_used_kind="live",
     kv_pool=kv_pool,
     model_labels=("model",),

@@ -58,7 +58,7 @@ TRTLLM = Dialect(
     kv_used_kind="live",
     kv_pool=kv_pool,
     # they hold what the last iteration left
-    iteration=("trtllm_iteration_latency_seconds",),
+    iteration=(Family("trtllm_iteration_latency_seconds", join="max"),),
     paths=(PATH,),
     info=("trtllm_parallel_config_info", "trtllm_kv_cache_config_info"),
     info_ignored=frozenset({"engine_type"}),

@@ -31,7 +31,7 @@ def test_tgi(read: Read) -> None:
         "generation_tokens_total": 54_100,
         "prompt_tokens_total": 416_300,
         "requests_finished_total": 321,
-        "requests_failed_total": 7,
+        "requests_failed_total": 8,
         "requests_aborted_total": 5,
         "steps_total": 12_440,
         "requests_running": 7.0,
@@ -148,9 +148,17 @@ def test_trtllm_serve(read: Read) -> None:
 def test_gauges_of_an_iteration_that_is_long_over_are_not_believed(read: Read) -> None:
     over = [trtllm()] * 4
     fields = read(*over)[1]
-    assert not {"requests_running", "requests_waiting", "kv_used_pct", "context_mean", "stalled"} & fields.keys()
+    gone = {"requests_running", "requests_waiting", "kv_used_pct", "kv_used_kind", "context_mean", "stalled"}
+    assert not gone & fields.keys()
     assert fields["kv_blocks_count"] == 4_000.0
     assert read(*[trtllm(running=0.0)] * 4)[1]["requests_running"] == 0.0
+
+
+def test_triton_requests_of_an_iteration_that_is_long_over_are_neither_believed_nor_a_stall(read: Read) -> None:
+    fields = read(*[triton()] * 4)[1]
+    gone = {"requests_running", "requests_waiting", "kv_used_pct", "kv_used_kind", "context_mean", "stalled"}
+    assert not gone & fields.keys()
+    assert fields["steps_total"] == 5_100
 
 
 def test_a_request_time_per_token_is_not_the_time_between_tokens(read: Read) -> None:

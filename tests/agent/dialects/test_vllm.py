@@ -32,6 +32,7 @@ def test_what_later_releases_tell_besides(read: Read) -> None:
 
 def test_release_0_32_whole(read: Read) -> None:
     after = vllm(
+        waiting=(8.0,),
         generated=(1_500.0,),
         prompts=(5_200.0,),
         steps=500.0,
@@ -56,7 +57,7 @@ def test_release_0_32_whole(read: Read) -> None:
         "prefix_hits_total": 300,
         "steps_total": 500,
         "requests_running": 3.0,
-        "requests_waiting": 1.0,
+        "requests_waiting": 8.0,
         "kv_used_pct": 25.0,
         "kv_used_kind": "live",
         "kv_blocks_count": 800.0,

@@ -22,7 +22,7 @@ def tgi(
             "tgi_request_success": success,
             'tgi_request_failure{err="overloaded"}': 4,
             'tgi_request_failure{err="validation"}': 9,
-            'tgi_request_failure{err="generation"}': 2,
+            'tgi_request_failure{err="generation"}': 3,
             'tgi_request_failure{err="incomplete"}': 1,
             'tgi_request_failure{err="dropped"}': 5,
             'tgi_batch_inference_count{method="prefill"}': 290,
