@@ -30,7 +30,7 @@ class Incarnation:
     """Judges by start time, uptime and restart token, and, where none of them is told, by counters that fell together."""
 
     def __init__(self) -> None:
-        self._starts: deque[float | str] = deque(maxlen=8)  # newest last
+        self._starts: deque[float | str] = deque(maxlen=64)  # newest last; as many servers may share an address
         self._uptime: tuple[float, float] | None = None  # uptime as told, monotonic s at which it was told
         self._counters: dict[str, float] = {}
 
