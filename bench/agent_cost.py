@@ -1,9 +1,10 @@
 """What the agent costs its host, beside nvitop-exporter: `python bench/agent_cost.py [--gpus 8] [--seconds 300]`.
 
-The whole agent at 1 Hz with its NVML reader over the double of NVML, a vLLM-like endpoint that it scrapes, and delivery to a SQLite
-store: share of one core and resident memory of both processes, start-up left out. At the same time nvitop-exporter reads the same
-double once a second; it finds fewer calls there than on a real card (no encoder, NVLink or process utilisation), which is in its
-favour. Prints a table with the ratio; exits 1 above 2 % of a core, 90 MB together, or half the peer's CPU time a sweep.
+Three programs read one double of NVML at the same time, once a second, start-up left out: nvitop-exporter; an agent that reads the
+GPUs and the host, as that one does (and spools and delivers to a SQLite store besides); and an agent with every other source on too: a
+vLLM-like engine, dcgm-exporter, a BMC over Redfish and, where snmpd is installed, a PDU. nvitop-exporter finds fewer calls at the double
+than on a real card (no encoder, NVLink or process utilisation), which is in its favour. Prints a table; exits 1 when the full agent
+takes more than 2 % of a core or 90 MB with its reader, or the like one more than half of nvitop-exporter's CPU time a sweep.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -29,9 +31,16 @@ sys.path.insert(0, str(ROOT))
 
 from tests.doubles.engine_endpoint import EngineEndpoint  # noqa: E402
 from tests.doubles.engine_texts.vllm import vllm  # noqa: E402
+from tests.doubles.exporter_endpoint import ExporterEndpoint  # noqa: E402
 from tests.doubles.nvml.library import build  # noqa: E402
 from tests.doubles.nvml.scenario import ULLONG, Scenario, add_ampere, add_hopper  # noqa: E402
+from tests.doubles.redfish import documents  # noqa: E402
+from tests.doubles.redfish.server import PASSWORD, USER, RedfishBmc  # noqa: E402
+from tests.doubles.redfish.state import NodeState  # noqa: E402
+from tests.doubles.snmp.agent import COMMUNITY, SnmpAgent  # noqa: E402
 
+APC, APC_ID = "1.3.6.1.4.1.318.1.1.26", "1.3.6.1.4.1.318.1.3.4.5"
+APC_ROWS = {f"{APC}.6.3.1.2.1": 1, f"{APC}.6.3.1.4.1": 2, f"{APC}.6.3.1.5.1": 113, f"{APC}.6.3.1.6.1": 207}
 MOST_CPU_PCT = 2.0
 MOST_OF_PEER = 0.5
 MOST_RSS_MB = 90.0
@@ -39,14 +48,19 @@ START_UP_TICKS = 8  # by then every tier has been read once
 START_UP_AT_MOST_S = 60.0
 
 AGENT = """
-import sys
+import json, sys
 from pathlib import Path
 from agent.daemon import run
-from agent.settings import AgentSettings, EngineTarget
-folder = Path(sys.argv[1])
+from agent.settings import AgentSettings, BmcTarget, EngineTarget, PduTarget
+folder, sources = Path(sys.argv[1]), json.loads(sys.argv[3])
 store = f"sqlite://{folder}/store.db"
-engines = (EngineTarget("bench", sys.argv[3]),)
-settings = AgentSettings(node="bench", state_dir=folder / "state", store_url=store, port=int(sys.argv[2]), engines=engines)
+if "engine" in sources:
+    sources["engines"] = (EngineTarget("bench", sources.pop("engine")),)
+if "bmc" in sources:
+    sources["bmc"] = BmcTarget(**sources["bmc"])
+if "pdu" in sources:
+    sources["pdus"] = (PduTarget("bench", "127.0.0.1", **sources.pop("pdu")),)
+settings = AgentSettings(node="bench", state_dir=folder / "state", store_url=store, port=int(sys.argv[2]), **sources)
 raise SystemExit(run(settings))
 """
 
@@ -78,49 +92,80 @@ def measure(folder: Path, compiler: str, gpus: int, seconds: float, port: int) -
         "NVML_DOUBLE_STATE": str(scenario.path),
         "PYTHONPATH": str(ROOT),
     }
-    (folder / "state").mkdir(mode=0o700)
-    engine = EngineEndpoint()
-    engine.metrics(vllm())
     with ExitStack() as running:
-        running.callback(engine.close)
-        command = (sys.executable, "-c", AGENT, str(folder), str(port), engine.url)
-        agent = running.enter_context(process(command, environment))
         peer_command = (str(Path(sys.executable).with_name("nvitop-exporter")), "--bind-address", "127.0.0.1")
-        peer_command += ("--port", str(port + 1), "--interval", "1")
-        with (folder / "peer.log").open("wb") as log:
-            peer = running.enter_context(process(peer_command, environment, log))
+        peer_command += ("--port", str(port + 2), "--interval", "1")
+        log = running.enter_context((folder / "peer.log").open("wb"))
+        peer = running.enter_context(process(peer_command, environment, log))
+        like = running.enter_context(agent(folder / "like", port, {}, environment))
+        full = running.enter_context(agent(folder / "full", port + 1, every_source(running, folder), environment))
         until_s = time.monotonic() + START_UP_AT_MOST_S
-        while ticks_of(port) < START_UP_TICKS and time.monotonic() < until_s:
+        while min(ticks_of(port), ticks_of(port + 1)) < START_UP_TICKS and time.monotonic() < until_s:
             live(scenario, gpus, 1.0)
-        for name, started in (("agent", agent), ("peer", peer)):
+        for name, started in (("agent", like), ("agent with all sources", full), ("peer", peer)):
             if started.poll() is not None:
                 print(f"the {name} ended at its start", file=sys.stderr)
                 return 2
-        processes = {"agent": agent, "reader": agent.children()[0], "nvitop-exporter": peer}
-        before = {name: cpu_s(process) for name, process in processes.items()}
-        ticks = ticks_of(port)
+        programs = {
+            "nvitop-exporter": [peer],
+            "agent, GPUs and host": [like, *like.children()],
+            "agent, all sources": [full, *full.children()],
+        }
+        before = {name: sum(map(cpu_s, family)) for name, family in programs.items()}
+        ticks = {name: ticks_of(at) for name, at in (("agent, GPUs and host", port), ("agent, all sources", port + 1))}
         began_s = time.monotonic()
         live(scenario, gpus, seconds)
         took_s = time.monotonic() - began_s
-        ticks = ticks_of(port) - ticks
-        used_s = {name: cpu_s(process) - before[name] for name, process in processes.items()}
-        memory_mb = {name: process.memory_info().rss / 1e6 for name, process in processes.items()}
-    own_s, own_mb = used_s["agent"] + used_s["reader"], memory_mb["agent"] + memory_mb["reader"]
-    peer_sweeps = took_s  # one a second, by its own setting
-    print(f"{gpus} GPUs at 1 Hz for {took_s:.0f} s ({ticks} ticks), {os.cpu_count()} cores")
-    print(f"{'process':<18}{'CPU, % of a core':>18}{'CPU a sweep, ms':>18}{'resident, MB':>15}")
-    rows = [(name, used_s[name], memory_mb[name]) for name in ("agent", "reader")]
-    for name, cpu, memory in (*rows, ("together", own_s, own_mb)):
-        print(f"{name:<18}{100 * cpu / took_s:>18.2f}{1000 * cpu / ticks:>18.2f}{memory:>15.1f}")
-    peer_s = used_s["nvitop-exporter"]
+        sweeps = {"nvitop-exporter": took_s}  # one a second, by its own setting
+        sweeps |= {name: ticks_of(at) - ticks[name] for name, at in zip(ticks, (port, port + 1), strict=True)}
+        used_s = {name: sum(map(cpu_s, family)) - before[name] for name, family in programs.items()}
+        memory_mb = {name: sum(one.memory_info().rss for one in family) / 1e6 for name, family in programs.items()}
+    print(f"{gpus} GPUs at 1 Hz for {took_s:.0f} s, {os.cpu_count()} cores; agents with their readers")
+    print(f"{'':<22}{'sweeps':>8}{'CPU, % of a core':>18}{'CPU a sweep, ms':>18}{'resident, MB':>14}{'/ peer':>8}")
+    each = {name: used_s[name] / sweeps[name] for name in programs}
+    for name in programs:
+        ratio = each[name] / each["nvitop-exporter"]
+        numbers = f"{sweeps[name]:>8.0f}{100 * used_s[name] / took_s:>18.2f}{1000 * each[name]:>18.2f}"
+        print(f"{name:<22}{numbers}{memory_mb[name]:>14.1f}{ratio:>8.2f}")
     print(
-        f"{'nvitop-exporter':<18}{100 * peer_s / took_s:>18.2f}{1000 * peer_s / peer_sweeps:>18.2f}"
-        f"{memory_mb['nvitop-exporter']:>15.1f}"
+        f"limits: {MOST_CPU_PCT} % and {MOST_RSS_MB} MB with all sources; {MOST_OF_PEER} of nvitop-exporter's time with the like"
     )
-    ratio = (own_s / ticks) / (peer_s / peer_sweeps)
-    print(f"{'limit, together':<18}{MOST_CPU_PCT:>18.2f}{'':>18}{MOST_RSS_MB:>15.1f}")
-    print(f"ours / nvitop-exporter, CPU time a sweep: {ratio:.2f} (limit {MOST_OF_PEER})")
-    return int(100 * own_s / took_s > MOST_CPU_PCT or own_mb > MOST_RSS_MB or ratio > MOST_OF_PEER)
+    too_much = (
+        100 * used_s["agent, all sources"] / took_s > MOST_CPU_PCT or memory_mb["agent, all sources"] > MOST_RSS_MB
+    )
+    return int(too_much or each["agent, GPUs and host"] / each["nvitop-exporter"] > MOST_OF_PEER)
+
+
+def every_source(running: ExitStack, folder: Path) -> dict[str, object]:
+    """Doubles of everything but the GPUs, as settings of the agent."""
+    engine, exporter = EngineEndpoint(), ExporterEndpoint()
+    engine.metrics(vllm())
+    bmc = RedfishBmc(documents.new_schema(NodeState()))
+    for double in (engine, exporter, bmc):
+        running.callback(double.close)
+    sources: dict[str, object] = {
+        "engine": engine.url,
+        "dcgm_url": f"{exporter.url}/metrics",
+        "bmc": {"url": bmc.url, "user": USER, "password": PASSWORD},
+    }
+    if shutil.which("snmpd") is None:
+        print("snmpd is not installed: without a PDU", file=sys.stderr)
+        return sources
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    running.enter_context(SnmpAgent(folder / "snmp", port, APC_ID, APC_ROWS))
+    return {**sources, "pdu": {"port": port, "community": COMMUNITY}}
+
+
+@contextmanager
+def agent(
+    folder: Path, port: int, sources: Mapping[str, object], environment: Mapping[str, str]
+) -> Iterator[psutil.Popen]:
+    (folder / "state").mkdir(parents=True, mode=0o700)
+    command = (sys.executable, "-c", AGENT, str(folder), str(port), json.dumps(sources))
+    with process(command, environment) as started:
+        yield started
 
 
 @contextmanager
