@@ -25,6 +25,8 @@ REQUESTS = 12
 AT_ONCE = 4
 TOKENS = 96
 SETTLE_S = 45.0
+WORK_S = {"vllm": 0.0, "llamacpp": 75.0}
+"""For how long, at least, requests are sent: an engine that counts only finished requests has a rate after a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,11 @@ def _work(made: Server, url: str, log: Path) -> tuple[int, int]:
         usage = answer.json()["usage"]
         return int(usage["prompt_tokens"]), int(usage["completion_tokens"])
 
+    counts: list[tuple[int, int]] = []
+    until_s = time.monotonic() + WORK_S[made.kind]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        counts = list(pool.map(ask, range(1, REQUESTS + 1)))
+        while not counts or time.monotonic() < until_s:
+            counts += pool.map(ask, range(len(counts) + 1, len(counts) + REQUESTS + 1))
     return sum(prompt for prompt, _ in counts), sum(done for _, done in counts)
 
 
