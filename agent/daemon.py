@@ -33,7 +33,7 @@ from agent.reload import (
     to_make_anew,
     warm,
 )
-from agent.retention import Retention, keeps_itself
+from agent.retention import Keep, Retention, keeps_itself
 from agent.sampler import (
     COLLECTORS,
     DEPENDS_ON,
@@ -141,7 +141,7 @@ class Agent:
         self._delivery = Delivery(
             self._spool, lambda: open_store(settings.store_url), target=_target(settings.store_url)
         )
-        self._retention = Retention(lambda: open_store(settings.store_url), settings.keep_days)
+        self._retention = Retention(lambda: open_store(settings.store_url), _keep(settings))
         self._hosting = Hosting(
             settings.tags, settings.engines, settings.state_dir / "engines", language=settings.language
         )
@@ -221,7 +221,7 @@ class Agent:
             self.settings, self._sources, self._engines = now, sources, engines
             if self._pause.until_s is not None:  # it may have begun meanwhile
                 _let_go(made.values())
-        self._retention.keep_days = now.keep_days
+        self._retention.keep = _keep(now)
         for source in leaving:
             source.close()
         self._sampler.keep(events)
@@ -381,6 +381,10 @@ class Agent:
 def _watchdog_is_wanted(environment: Mapping[str, str]) -> bool:
     """systemd's WATCHDOG_USEC, unless it is meant for another process."""
     return "WATCHDOG_USEC" in environment and environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+
+
+def _keep(settings: AgentSettings) -> Keep:
+    return Keep(settings.keep_days, settings.keep_1min_days, settings.keep_15min_days)
 
 
 def _target(url: str) -> str:

@@ -182,6 +182,8 @@ class AgentSettings:
     port: int = 8602
     allow_remote: bool = False
     keep_days: float = 7.0  # raw samples in the embedded store
+    keep_1min_days: float = 90.0  # what was drawn together over minutes
+    keep_15min_days: float = 730.0
     engines: tuple[EngineTarget, ...] = field(default=())
     nvml: bool = True
     amd: bool = True
@@ -196,8 +198,9 @@ class AgentSettings:
     def __post_init__(self) -> None:
         if not 0.05 <= self.interval_s <= 60:
             raise ValueError(f"interval_s {self.interval_s}: use 0.05 to 60 seconds")
-        if not 0.01 <= self.keep_days <= 36500:
-            raise ValueError(f"keep_days {self.keep_days}: use 0.01 to 36500 days")
+        for key in ("keep_days", "keep_1min_days", "keep_15min_days"):
+            if not 0.01 <= getattr(self, key) <= 36500:
+                raise ValueError(f"{key} {getattr(self, key)}: use 0.01 to 36500 days")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port {self.port}: use 0 to 65535")
         for what, names in (("engine", [e.name for e in self.engines]), ("pdu", [pdu.name for pdu in self.pdus])):

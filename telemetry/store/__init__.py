@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from telemetry.store.interface import Column, Rejected, Store, StoreDown, StoreError, Where
+from telemetry.store.interface import Column, Rejected, Spread, Store, StoreDown, StoreError, Where
 from telemetry.store.sqlite import SqliteStore
 
 
@@ -39,4 +39,15 @@ def public_url(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
-__all__ = ["BACKENDS", "Column", "Rejected", "Store", "StoreDown", "StoreError", "Where", "open_store", "public_url"]
+__all__ = [
+    "BACKENDS",
+    "Column",
+    "Rejected",
+    "Spread",
+    "Store",
+    "StoreDown",
+    "StoreError",
+    "Where",
+    "open_store",
+    "public_url",
+]

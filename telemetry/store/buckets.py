@@ -64,6 +64,15 @@ def aggregates(measurement: str, fields: Sequence[str], aggregate: str) -> dict[
     return chosen
 
 
+def gauges(measurement: str, fields: Sequence[str]) -> list[catalogue.Field]:
+    """The catalogue's entries. ValueError for unknown names and for what is no gauge."""
+    found = [catalogue.field(measurement, name) for name in aggregates(measurement, fields, "auto")]
+    for field in found:
+        if field.kind is not Kind.GAUGE:
+            raise ValueError(f"{measurement}.{field.name} is a {field.kind}, not a gauge: it has no mean over devices")
+    return found
+
+
 def matches(tags: Mapping[str, str], where: Where | None) -> bool:
     """Whether a series' tags meet the conditions; an absent tag equals the empty text."""
     if not where:

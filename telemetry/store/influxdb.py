@@ -11,7 +11,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -24,8 +25,9 @@ from urllib3.util import make_headers
 from telemetry import catalogue, lineprotocol
 from telemetry.sample import Sample, Value
 from telemetry.store.admission import admit
-from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, order, rates
-from telemetry.store.interface import Column, Rejected, StoreDown, StoreError, Where
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
+from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Where
+from telemetry.store.rollup import Cell, Gauge, spreads
 
 DEFAULT_PORT = 8086
 BATCH_LINES = 5000
@@ -47,7 +49,7 @@ class Address:
     org: str = ""
     verify_tls: bool = True
     ca_file: str | None = None
-    authorization: str = field(default="", repr=False)
+    authorization: str = dataclass_field(default="", repr=False)
 
 
 def parse(url: str) -> Address:
@@ -111,6 +113,7 @@ class InfluxStore:
     def __init__(self, url: str) -> None:
         self._address = parse(url)
         self.url = self._address.shown
+        self.rolls_up = False
         self._client: InfluxDBClient | None = InfluxDBClient(
             self._address.base,
             token="",
@@ -292,8 +295,13 @@ class InfluxStore:
             self._create_database()
             self._post(samples, retried=True)
 
-    def prune(self, before_ns: Mapping[str, int]) -> int:
+    def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
+        return False
+
+    def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
         removed = 0
+        if level_ns:
+            return 0
         for measurement in catalogue.MEASUREMENTS:
             limit = before_ns.get(measurement, before_ns.get("*"))
             if limit is None:
@@ -357,6 +365,29 @@ class InfluxStore:
                 elif how == "rate":
                     self._range_rate(measurement, name, over, where, columns)
         return columns.answer()
+
+    def spread(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        where: Where | None = None,
+    ) -> list[Spread]:
+        wanted = gauges(measurement, fields)
+        over = buckets(start_ns, end_ns, step_ns)
+        cells: dict[str, list[tuple[int, Cell]]] = {}
+        for field in wanted if over.count and not _impossible(where) else ():
+            name = _identifier(field.name)
+            for series in self._query(
+                f"SELECT count({name}), mean({name}), min({name}), max({name}) FROM {_identifier(measurement)} "
+                f"WHERE {_within(over, where)} GROUP BY time({over.step_ns}ns) fill(none)"
+            ):
+                for time_ns, *parts in series["values"]:
+                    cells.setdefault(field.name, []).append((time_ns, Gauge(*parts)))
+        return spreads(cells, over)
 
     def _range_plain(
         self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns

@@ -40,10 +40,22 @@ class Column:
     values: list[float | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One gauge of all series together over uniform time buckets: the mean of all their values, the least and the greatest."""
+
+    field: str
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
 class Store(Protocol):
     """The interface. Times are wall nanoseconds. All methods raise StoreError on failure."""
 
     url: str
+    rolls_up: bool
+    """Whether `rollup` does anything, and what was rolled up outlives the raw samples."""
 
     def write(self, samples: Sequence[Sample]) -> list[Rejected]:
         """Store all samples or raise; same measurement, tags and time overwrite and merge fields (replay is harmless)."""
@@ -72,12 +84,40 @@ class Store(Protocol):
         `aggregate`: auto (by the catalogue's kind: gauge mean, counter last, state max, mask or), mean, min, max, last,
         rate (per second, of a counter, resets count from zero), or (bits). Text fields can't be ranged: ValueError.
         The first bucket is the one that holds `start_ns`; the last one ends at or after `end_ns`.
+
+        A step of whole minutes is answered from rollups where a field has them for `aggregate` (gauge: mean, min, max;
+        counter: last, rate; state: max; mask: or), with the same values as from raw samples; others reach back as far as raw.
+        """
+
+    def spread(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        where: Where | None = None,
+    ) -> list[Spread]:
+        """Gauges of all series that meet `where` drawn together, buckets as in `range`; ValueError for what is no gauge.
+
+        Fields without a value in the whole time are left out.
         """
 
     def series(self, measurement: str, *, since_ns: int = 0) -> list[Mapping[str, str]]:
         """The tag sets that have a sample at or after `since_ns`."""
 
-    def prune(self, before_ns: Mapping[str, int]) -> int:
-        """Delete raw samples older than the given time per measurement ("*" for the rest); how many went."""
+    def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
+        """Draw together what has ended by now and is not yet, for about `budget_s`; whether more of it is left.
+
+        Safe at any time, from any number of processes, and to be cut off anywhere.
+        """
+
+    def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
+        """Delete what is older than the given time per measurement ("*" for the rest); how many samples went.
+
+        `level_ns` is 0 for raw samples, which are rolled up before they go, or the length of a rollup's cells
+        (`rollup.MINUTE_NS`, `rollup.QUARTER_NS`).
+        """
 
     def close(self) -> None: ...

@@ -13,9 +13,21 @@ from typing import Any, TypeVar
 from telemetry import catalogue
 from telemetry.sample import Sample, Value
 from telemetry.store.admission import admit
-from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, matches, order
-from telemetry.store.interface import Column, Rejected, StoreError, Where
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, order
+from telemetry.store.interface import Column, Rejected, Spread, StoreError, Where
+from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, SINGLE, Gauge, answers, drawn, level_ns, spreads
 from telemetry.store.sqlite_file import Damaged, DatabaseFile
+from telemetry.store.sqlite_rollup import (
+    FLEET_PREFIX,
+    SETTLE_NS,
+    Reader,
+    Rollups,
+    Timed,
+    cell_table,
+    has_marks,
+    lay_out,
+    mark,
+)
 
 _SQL_TYPES: Mapping[type, str] = {float: "REAL", int: "INTEGER", str: "TEXT"}
 _PRUNE_NS = 3600 * 10**9
@@ -40,7 +52,9 @@ class SqliteStore:
         if path == url or not path or path.endswith("/"):
             raise StoreError(f"store {url!r}: names no file; use sqlite:///folder/store.db")
         self.url = url
-        self._file = DatabaseFile(Path(path))
+        self.rolls_up = True
+        self._file = DatabaseFile(Path(path), lay_out)
+        self._rollups = Rollups(self._file)
         # what the writer knows of the file; valid for one generation of it, touched under its write lock only
         self._generation = -1
         self._columns: dict[str, frozenset[str]] = {}
@@ -66,10 +80,14 @@ class SqliteStore:
             if self._generation != self._file.generation:
                 self._columns, self._ids = {}, {}
                 self._generation = self._file.generation
+            touched: set[tuple[int, int]] = set()
             try:
                 for measurement, names, rows in self._batches(connection, samples):
                     self._ensure_columns(connection, measurement, names)
                     connection.executemany(_upsert(measurement, names), rows)
+                    if measurement not in SINGLE:
+                        touched.update((row[0], row[1] // MINUTE_NS * MINUTE_NS) for row in rows)  # type: ignore[misc,operator]
+                mark(connection, sorted(touched))
             except BaseException:
                 self._generation = -1  # ids and columns of a transaction that never was
                 raise
@@ -106,7 +124,7 @@ class SqliteStore:
         if self._columns.get(measurement, frozenset()).issuperset(names):
             return
         fields = catalogue.MEASUREMENTS[measurement].fields
-        have = _columns_of(connection, measurement)
+        have = _columns_of(connection, _table(measurement))
         if not have:
             columns = "".join(f', "{field.name}" {_SQL_TYPES[field.type]}' for field in fields.values())
             connection.execute(
@@ -121,34 +139,45 @@ class SqliteStore:
                 )
         self._columns[measurement] = have | set(names)
 
-    def prune(self, before_ns: Mapping[str, int]) -> int:
+    def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
+        try:
+            return self._rollups.work(now_ns - SETTLE_NS, budget_s)
+        except Damaged as error:
+            self._file.set_aside(str(error))
+            return False
+
+    def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
         removed = 0
         for measurement in catalogue.MEASUREMENTS:
             limit = before_ns.get(measurement, before_ns.get("*"))
             if limit is not None:
-                removed += self._prune(measurement, limit)
+                removed += self._prune(measurement, limit, level_ns)
         return removed
 
-    def _prune(self, measurement: str, limit_ns: int) -> int:
+    def _prune(self, measurement: str, limit_ns: int, level_ns: int) -> int:
+        table = cell_table(measurement, level_ns) if level_ns else _table(measurement)
+        name = FLEET_PREFIX + measurement
         with self._file.reading() as connection:
-            if not _columns_of(connection, measurement):
+            if not _columns_of(connection, table):
                 return 0
-            ids = iter(self._series(connection, measurement, None))
+            ids = iter([*self._series(connection, measurement, None), *self._series(connection, name, None)])
+        if measurement not in SINGLE and level_ns != QUARTER_NS:
+            self._rollups.finish(table, limit_ns)
         removed = 0
         while some := list(islice(ids, _PRUNE_SERIES)):
             place = 0
             while True:
                 with self._file.writing() as connection:
                     oldest = connection.execute(
-                        f'SELECT min(t) FROM (SELECT (SELECT min(time_ns) FROM "{_table(measurement)}" '
+                        f'SELECT min(t) FROM (SELECT (SELECT min(time_ns) FROM "{table}" '
                         f"WHERE series = id AND time_ns >= ?) AS t FROM series WHERE id IN {_in(some)})",
                         (place,),
                     ).fetchone()[0]
                     if oldest is None or oldest >= limit_ns:
                         break
-                    place = min(oldest + _PRUNE_NS, limit_ns)
+                    place = min(oldest + _PRUNE_NS * (max(1, level_ns // 10**9)), limit_ns)
                     removed += connection.execute(
-                        f'DELETE FROM "{_table(measurement)}" WHERE series IN {_in(some)} AND time_ns < ?', (place,)
+                        f'DELETE FROM "{table}" WHERE series IN {_in(some)} AND time_ns < ?', (place,)
                     ).rowcount
                     connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
         return removed
@@ -207,18 +236,66 @@ class SqliteStore:
             columns = Columns(over, fields)
             have = self._readable(connection, measurement)
             series = self._series(connection, measurement, where) if have else {}
-            plain = {name: how for name, how in chosen.items() if name in have and how in _SQL_FUNCTIONS}
+            left = {name: how for name, how in chosen.items() if name in have}
+            for name, (how, cells) in self._rolled(connection, measurement, left, list(series), over).items():
+                del left[name]
+                for number, of_series in cells.items():
+                    for bucket, value in drawn(how, of_series, over).items():
+                        columns.put(series[number], name, bucket, value)
+            plain = {name: how for name, how in left.items() if how in _SQL_FUNCTIONS}
             if plain:
                 for row in connection.execute(_sql_plain(measurement, plain, series, over)):
                     for name, value in zip(plain, row[2:], strict=True):
                         if value is not None:
                             columns.put(series[row[0]], name, row[1], value)
-            for name, how in chosen.items():
-                if name in have and name not in plain:
+            for name, how in left.items():
+                if name not in plain:
                     for row in connection.execute(_SQL_ONE[how](measurement, name, series, over)):
                         value = _join_bits(row[2]) if how == "or" else row[2]
                         columns.put(series[row[0]], name, row[1], value)
             return columns.answer()
+
+        return self._read(read)
+
+    def _rolled(
+        self, connection: Connection, measurement: str, chosen: Mapping[str, str], series: Sequence[int], over: Buckets
+    ) -> dict[str, tuple[str, dict[int, list[Timed]]]]:
+        """field -> how, and the cells of each series: of the fields whose buckets can be drawn from cells."""
+        level = level_ns(over.step_ns)
+        kept = {name: how for name, how in chosen.items() if level and answers(measurement, name, how)}
+        first_ns = over.first_ns - (over.lookback_ns if "rate" in kept.values() else 0)
+        first_ns = first_ns // max(1, level) * level
+        if not kept or not has_marks(connection):
+            return {}
+        wanted = [catalogue.field(measurement, name) for name in kept]
+        cells = Reader(connection, measurement, wanted).cells(series, first_ns, over.end_ns, level)
+        return {name: (how, cells.get(name, {})) for name, how in kept.items()}
+
+    def spread(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        where: Where | None = None,
+    ) -> list[Spread]:
+        wanted = gauges(measurement, fields)
+        over = buckets(start_ns, end_ns, step_ns)
+        level = level_ns(step_ns)
+
+        def read(connection: Connection) -> list[Spread]:
+            have = self._readable(connection, measurement)
+            series = list(self._series(connection, measurement, where)) if have else []
+            present = [field for field in wanted if field.name in have]
+            if not level or not has_marks(connection):
+                return _raw_spreads(connection, measurement, present, series, over)
+            reader = Reader(connection, measurement, present)
+            if not where:
+                return spreads(reader.together(series, over.first_ns, over.end_ns, level), over)
+            found = reader.cells(series, over.first_ns, over.end_ns, level)
+            return spreads({name: [c for cells in found[name].values() for c in cells] for name in found}, over)
 
         return self._read(read)
 
@@ -250,7 +327,7 @@ class SqliteStore:
         """The catalogue's fields that the table has; none when there is no table yet. ValueError for an unknown measurement."""
         if measurement not in catalogue.MEASUREMENTS:
             raise ValueError(f"unknown measurement {measurement!r}")
-        have = _columns_of(connection, measurement)
+        have = _columns_of(connection, _table(measurement))
         return [name for name in catalogue.MEASUREMENTS[measurement].fields if name in have]
 
     def _series(self, connection: Connection, measurement: str, where: Where | None) -> dict[int, Mapping[str, str]]:
@@ -279,8 +356,8 @@ def _tags_of(text: str) -> Mapping[str, str]:
     return tags
 
 
-def _columns_of(connection: Connection, measurement: str) -> frozenset[str]:
-    rows = connection.execute(f'PRAGMA table_info("{_table(measurement)}")').fetchall()
+def _columns_of(connection: Connection, table: str) -> frozenset[str]:
+    rows = connection.execute(f'PRAGMA table_info("{table}")').fetchall()
     return frozenset(str(row[1]) for row in rows) - {"series", "time_ns"}
 
 
@@ -330,6 +407,20 @@ def _sql_plain(measurement: str, chosen: Mapping[str, str], series: Iterable[int
         f'SELECT series, {_bucket(over)} AS bucket, {values} FROM "{_table(measurement)}" '
         f"WHERE {_within(series, over)} GROUP BY series, bucket"
     )
+
+
+def _raw_spreads(
+    connection: Connection, measurement: str, fields: Sequence[catalogue.Field], series: Iterable[int], over: Buckets
+) -> list[Spread]:
+    cells: dict[str, list[Timed]] = {}
+    for field in fields:
+        name = f'"{field.name}"'
+        for bucket, *parts in connection.execute(
+            f"SELECT {_bucket(over)} AS bucket, count({name}), avg({name}), min({name}), max({name}) "
+            f'FROM "{_table(measurement)}" WHERE {_within(series, over)} AND {name} IS NOT NULL GROUP BY bucket'
+        ):
+            cells.setdefault(field.name, []).append((over.first_ns + bucket * over.step_ns, Gauge(*parts)))
+    return spreads(cells, over)
 
 
 def _sql_last(measurement: str, name: str, series: Iterable[int], over: Buckets) -> str:

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from telemetry.store.interface import StoreDown, StoreError
 log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x50616972  # "Pair", in the file's header: tells our files from others' databases
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: raw samples; 2: rollups and their marks beside them
 BUSY_S = 5.0
 CHECK_S = 0.5
 _MAGIC = b"SQLite format 3\0"
@@ -47,8 +47,10 @@ class DatabaseFile:
     Where this user may only read, it is opened read-only, also when no writer runs. StoreError says why it can't be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lay_out: Callable[[sqlite3.Connection], None]) -> None:
+        """`lay_out` makes the tables of this layout in a new file, or beside those of an older one."""
         self.path = path
+        self._lay_out = lay_out
         self.writable = True
         self.generation = 0  # grows when the file was replaced: whatever was remembered of it is void
         self._write_lock = threading.RLock()
@@ -128,9 +130,10 @@ class DatabaseFile:
                     connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
                 connection.execute("PRAGMA journal_mode=WAL")
                 self._check_version(connection)
-                if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
                     connection.execute("BEGIN IMMEDIATE")
                     connection.execute(_SCHEMA)
+                    self._lay_out(connection)
                     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
                     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                     connection.execute("COMMIT")

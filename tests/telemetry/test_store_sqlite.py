@@ -24,7 +24,8 @@ import pytest
 from telemetry import catalogue
 from telemetry.catalogue import Kind
 from telemetry.sample import Sample
-from telemetry.store import StoreDown, StoreError, open_store
+from telemetry.store import Store, StoreDown, StoreError, open_store
+from telemetry.store.rollup import LEVELS_NS
 from telemetry.store.sqlite import SqliteStore
 
 S = 10**9
@@ -96,7 +97,7 @@ def as_nobody(path: Path) -> list[str]:
             os.setuid(65534)
             store = open_store(f"sqlite://{path}")
             seen = store.samples("host", start_ns=0, end_ns=2**62)
-            said.append(f"{len(seen)} {len(store.latest('host', since_ns=0))}")
+            said.append(f"{len(seen)} {len(store.latest('host', since_ns=0))} {means(store)[:1]}")
             store.write([host(99)])
             said.append("written")
         except BaseException as error:
@@ -124,14 +125,14 @@ def test_another_user_reads_while_a_writer_runs_and_when_none_does(open_folder: 
     store = open_store(f"sqlite://{path}")
     store.write([host(0), host(1)])
     running = as_nobody(path)
-    assert running[0] == "2 1"
+    assert running[0] == "2 1 [1.0]"
     assert running[1].startswith("StoreError") and "can only be read by this user" in running[1]
     store.close()
     assert not (open_folder / "store.db-wal").exists()
-    assert as_nobody(path)[0] == "2 1"
+    assert as_nobody(path)[0] == "2 1 [1.0]"
     again = open_store(f"sqlite://{path}")
     again.write([host(2)])
-    assert as_nobody(path)[0] == "3 1"
+    assert as_nobody(path)[0] == "3 1 [1.0]"
     again.close()
 
 
@@ -439,6 +440,100 @@ def test_a_store_from_before_a_field_is_read_without_it(path: Path, monkeypatch:
     store.close()
 
 
+def as_first_layout(path: Path) -> None:
+    """Turn a store that was never rolled up into one of layout 1: the raw tables alone."""
+    connection = sqlite3.connect(path)
+    for table in ("pending", "unmarked", "pruned"):
+        connection.execute(f"DROP TABLE {table}")
+    connection.execute("PRAGMA user_version=1")
+    connection.commit()
+    connection.close()
+
+
+def means(store: Store, step_s: int = 60) -> list[float | None]:
+    found = store.range("host", ["load1"], start_ns=T0, end_ns=T0 + 7200 * S, step_ns=step_s * S)
+    return found[0].values if found else []
+
+
+def test_a_file_of_the_first_layout_is_taken_over_as_it_is_and_rolled_up_piece_by_piece(path: Path) -> None:
+    store = open_store(f"sqlite://{path}")
+    store.write([host(second, load=float(second), node="n1") for second in range(0, 7200, 2)])
+    store.write([host(100, load=0.5, node="n2")])
+    before = means(store)
+    store.close()
+    as_first_layout(path)
+    store = open_store(f"sqlite://{path}")
+    assert means(store) == before
+    store.write([host(7100, load=1e6, node="n1")])  # marked, in a time that is not
+    changed = means(store)
+    assert changed[:118] == before[:118] and changed[118] != before[118]
+    pieces = 0
+    while store.rollup(T0 + 9000 * S, 0.0):
+        assert means(store) == pytest.approx(changed)
+        pieces += 1
+    assert pieces > 8
+    assert means(store) == pytest.approx(changed)
+    store.prune({"*": T0 + 7200 * S})
+    assert means(store) == pytest.approx(changed)
+    store.close()
+
+
+def test_what_leaves_a_file_of_the_first_layout_is_rolled_up_first(path: Path) -> None:
+    store = open_store(f"sqlite://{path}")
+    store.write([host(second, load=float(second)) for second in range(0, 7200, 5)])
+    before = means(store)
+    store.close()
+    as_first_layout(path)
+    store = open_store(f"sqlite://{path}")
+    assert store.prune({"host": T0 + 3600 * S}) == 720
+    assert means(store) == pytest.approx(before)
+    store.close()
+
+
+def test_a_file_of_the_first_layout_that_may_only_be_read_is_read(open_folder: Path) -> None:
+    path = open_folder / "store.db"
+    store = open_store(f"sqlite://{path}")
+    store.write([host(0), host(1)])
+    store.close()
+    as_first_layout(path)
+    assert as_nobody(path)[0] == "2 1 [1.0]"
+
+
+KILLED = """
+    import sys
+    from telemetry.store import open_store
+    store = open_store("sqlite://" + sys.argv[1])
+    print("ready", flush=True)
+    while store.rollup(1_795_960_800 * 10**9 + 9000 * 10**9, 0.0):
+        print("piece", flush=True)
+"""
+
+
+def test_a_kill_at_any_instant_of_rolling_up_changes_no_answer(path: Path) -> None:
+    rng = random.Random(11)
+    store = open_store(f"sqlite://{path}")
+    store.write([host(second, load=float(second), node=f"n{i}") for second in range(0, 7200, 20) for i in range(4)])
+    before = {step_s: means(store, step_s) for step_s in (60, 900)}
+    pieces = 99
+    while pieces > 1:  # until nothing is left
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(KILLED), str(path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        pieces = process.stdout.read().count(b"piece")
+        process.stdout.close()
+        process.wait()
+        for step_s, values in before.items():
+            assert means(store, step_s) == pytest.approx(values)
+    store.close()
+
+
 def test_latest_reads_one_row_a_series_however_long_its_history(path: Path) -> None:
     store = open_store(f"sqlite://{path}")
     assert isinstance(store, SqliteStore)
@@ -487,7 +582,8 @@ def test_space_that_pruning_freed_is_given_back_or_used_again(path: Path) -> Non
     store = open_store(f"sqlite://{path}")
     for day in range(3):
         store.write([host(day * 86400 + second * 10, node=f"n{i}") for second in range(2000) for i in range(5)])
-        store.prune({"host": T0 + (day * 86400 - 1) * S})
+        for level_ns in (0, *LEVELS_NS):
+            store.prune({"host": T0 + (day * 86400 - 1) * S}, level_ns)
     store.close()
     one_day = 2000 * 5 * 40
     assert path.stat().st_size < 2.5 * one_day
