@@ -113,12 +113,27 @@ class DatabaseFile:
         """absent, ours (perhaps), damaged, or foreign: a file that never was a database must not be moved away."""
         if not self.path.exists():
             return "absent"
+        if not self._is_no_database():
+            return "ours"
         with self.path.open("rb") as file:
             head = file.read(16)
         if head in (_MAGIC, b""):
             return "ours"
         had_wal = self.path.with_name(self.path.name + "-wal").exists()
         return "damaged" if had_wal or not head.strip(b"\0") else "foreign"
+
+    def _is_no_database(self) -> bool:
+        """As SQLite itself says. Closing a descriptor of our own would drop every lock that this process holds on the file (a rule of
+        POSIX, howtocorrupt.html section 2.2); the next process to close it would then delete the WAL that our writer writes.
+        """
+        try:
+            with contextlib.closing(
+                sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True, timeout=BUSY_S)
+            ) as connection:
+                connection.execute("PRAGMA schema_version").fetchone()
+        except sqlite3.Error as error:
+            return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB
+        return False
 
     def _initialise(self) -> None:
         """Connect the writer, and lay the file out if it is new. For who holds the folder's lock."""

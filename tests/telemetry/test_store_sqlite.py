@@ -363,6 +363,29 @@ def test_processes_that_start_together_make_one_file(path: Path) -> None:
     assert [p for p in path.parent.iterdir() if "damaged" in p.name] == []
 
 
+COUNT_AND_CLOSE = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+print(connection.execute("SELECT count(*) FROM raw_host").fetchone()[0])
+connection.close()
+"""
+
+
+def test_a_second_store_of_one_process_costs_the_first_neither_its_locks_nor_its_log(path: Path) -> None:
+    """As retention opens it beside the delivery, while another process reads the file and closes it."""
+
+    def seen_elsewhere() -> int:
+        asked = [sys.executable, "-c", COUNT_AND_CLOSE, str(path)]
+        return int(subprocess.run(asked, check=True, capture_output=True, timeout=60).stdout)
+
+    with contextlib.closing(open_store(f"sqlite://{path}")) as first:
+        first.write([host(1)])
+        open_store(f"sqlite://{path}").close()
+        assert seen_elsewhere() == 1
+        first.write([host(2)])
+        assert seen_elsewhere() == 2
+
+
 def test_a_reader_opens_while_a_writer_holds_the_file(path: Path) -> None:
     store = open_store(f"sqlite://{path}")
     store.write([host(0)])
