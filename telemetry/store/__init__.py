@@ -19,7 +19,20 @@ def _influxdb(url: str) -> Store:
     return InfluxStore(url)
 
 
-BACKENDS: Mapping[str, Callable[[str], Store]] = {"sqlite": SqliteStore, "influxdb": _influxdb, "influxdbs": _influxdb}
+def _victoriametrics(url: str) -> Store:
+    # urllib3 and ssl are not needed for the embedded store either
+    from telemetry.store.victoriametrics import VictoriaStore
+
+    return VictoriaStore(url)
+
+
+BACKENDS: Mapping[str, Callable[[str], Store]] = {
+    "sqlite": SqliteStore,
+    "influxdb": _influxdb,
+    "influxdbs": _influxdb,
+    "victoriametrics": _victoriametrics,
+    "victoriametricss": _victoriametrics,
+}
 
 
 def open_store(url: str) -> Store:
