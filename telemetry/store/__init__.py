@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from telemetry.store.interface import Column, Rejected, Spread, Store, StoreDown, StoreError, Where
 from telemetry.store.sqlite import SqliteStore
+from telemetry.store.victoriametrics import VictoriaStore
 
 
 def _influxdb(url: str) -> Store:
@@ -19,19 +20,12 @@ def _influxdb(url: str) -> Store:
     return InfluxStore(url)
 
 
-def _victoriametrics(url: str) -> Store:
-    # urllib3 and ssl are not needed for the embedded store either
-    from telemetry.store.victoriametrics import VictoriaStore
-
-    return VictoriaStore(url)
-
-
 BACKENDS: Mapping[str, Callable[[str], Store]] = {
     "sqlite": SqliteStore,
     "influxdb": _influxdb,
     "influxdbs": _influxdb,
-    "victoriametrics": _victoriametrics,
-    "victoriametricss": _victoriametrics,
+    "victoriametrics": VictoriaStore,
+    "victoriametricss": VictoriaStore,
 }
 
 

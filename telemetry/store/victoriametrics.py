@@ -1,14 +1,6 @@
 """VictoriaMetrics as the store: line protocol over HTTP in, /api/v1/export and MetricsQL out. Tested against a real 1.79 server.
 
-What becomes of a sample. Field `f` of measurement `m` is the series `m_f` with the sample's tags as labels. Beside it stands what a
-float and a millisecond can't hold:
-
-- `m_sample_ns`, for every sample: the nanoseconds of its time below the millisecond. A sample is there if this is.
-- `m_f_hi32` and `m_f_lo32`: both halves of a whole number beyond 2^53, such as a mask of 64 bits.
-- a text is a label, `text_value`, of a series whose value is 1; a long one is several series, told apart by `text_part`.
-  So each distinct text is a series: right for events and versions, a burden where a text changes every second.
-
-What can't be had here, and how it shows:
+How a sample is laid out as series is told in `victoriametrics_series`. What can't be had here, and how it shows:
 
 - floats keep 12 significant digits;
 - two samples of one series in the same millisecond are one: their fields are merged;
@@ -33,11 +25,9 @@ import os
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -46,26 +36,37 @@ from urllib3 import PoolManager, Timeout, make_headers
 from urllib3.exceptions import HTTPError, SSLError
 
 from telemetry import catalogue
-from telemetry.sample import Sample, Value
+from telemetry.sample import Sample
 from telemetry.store.admission import admit
-from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, matches, order, rates
-from telemetry.store.interface import Column, Rejected, StoreDown, StoreError, Where
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, order, rates
+from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Where
+from telemetry.store.rollup import Cell, Gauge, spreads
+from telemetry.store.victoriametrics_series import (
+    MARK,
+    MS,
+    PART,
+    RESERVED,
+    TEXT,
+    Device,
+    Key,
+    Tags,
+    by_time,
+    join_halves,
+    joined,
+    labels_problem,
+    lines,
+    merged,
+    taken_apart,
+    to_samples,
+)
 
 DEFAULT_PORT = 8428
 BATCH_SAMPLES = 5000
 TIMEOUT = Timeout(connect=3.0, read=20.0)
 TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
 
-MS = 10**6
 DAY_MS = 86_400_000
 AHEAD_MS = 2 * DAY_MS  # the server ignores what is further in the future
-EXACT = 2**53
-MARK = "sample_ns"
-TEXT, PART = "text_value", "text_part"
-RESERVED = ("__name__", "db", TEXT, PART)
-TEXT_PART_BYTES = 8000  # a label's value is cut at 16 KiB by the server
-MOST_LABELS = 24  # of 30, the server's limit, less ours; those beyond it would be dropped
-LONGEST_LABEL_BYTES = 16_000
 _ASIDE_MS = 1000 * DAY_MS
 """Ranges are asked as of so long ago with an offset back: on its newest 30 s the server would repeat earlier values otherwise."""
 _POINTS = 10_000  # in one answer, of at most 30,000
@@ -77,9 +78,7 @@ _FLAG = re.compile(r'^flag\{name="(?P<name>[^"]+)", value="(?P<value>[^"]*)"', r
 _RETENTION = re.compile(r"(\d+(?:\.\d+)?)([hdwy]?)")
 _RETENTION_MS = {"h": DAY_MS // 24, "d": DAY_MS, "w": 7 * DAY_MS, "y": 365 * DAY_MS, "": 31 * DAY_MS}
 _SERVER_SIDE = {"mean": "avg_over_time", "min": "min_over_time", "max": "max_over_time", "last": "last_over_time"}
-
-Tags = Mapping[str, str]
-Key = tuple[tuple[str, str], ...]
+_SPREAD = ("sum(count_over_time({}))", "sum(sum_over_time({}))", "min(min_over_time({}))", "max(max_over_time({}))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,23 +165,6 @@ class _Refused(Exception):
         self.reason = reason
 
 
-@dataclass(slots=True)
-class _Device:
-    """What was read of one series of samples: its tags, the marks and the values by the millisecond."""
-
-    tags: Tags
-    marks: dict[int, int] = field(default_factory=dict)
-    values: dict[str, dict[int, Any]] = field(default_factory=dict)
-
-    def time_ns(self, at_ms: int) -> int:
-        return at_ms * MS + self.marks[at_ms]
-
-    def points(self, name: str, start_ns: int, end_ns: int) -> list[tuple[int, Any]]:
-        """(time_ns, value) of one field, oldest first."""
-        found = [(self.time_ns(t), v) for t, v in self.values.get(name, {}).items() if t in self.marks]
-        return sorted(point for point in found if start_ns <= point[0] < end_ns)
-
-
 class VictoriaStore:
     """A `Store` on a VictoriaMetrics server, `victoriametrics://host:8428` (`victoriametricss://` with TLS). Thread-safe.
 
@@ -193,6 +175,7 @@ class VictoriaStore:
     def __init__(self, url: str) -> None:
         self._address = parse(url)
         self.url = self._address.shown
+        self.rolls_up = False
         verify = self._address.verify_tls
         try:
             self._pool: PoolManager | None = PoolManager(
@@ -338,9 +321,9 @@ class VictoriaStore:
                 refused.append(Rejected(sample, reason))
             else:
                 kept.append(sample)
-        merged = _merged(kept)
-        for start in range(0, len(merged), BATCH_SAMPLES):
-            refused += self._write(merged[start : start + BATCH_SAMPLES])
+        unlike = merged(kept)
+        for start in range(0, len(unlike), BATCH_SAMPLES):
+            refused += self._write(unlike[start : start + BATCH_SAMPLES])
         return refused
 
     def _problems(self, server: Server) -> Callable[[Sample], str]:
@@ -355,13 +338,13 @@ class VictoriaStore:
                 return f"older than the server keeps (-retentionPeriod={server.retention})"
             if sample.time_ns > newest_ns:
                 return "more than two days ahead, which the server ignores"
-            return _labels_problem(tuple(sample.tags.items()))
+            return labels_problem(tuple(sample.tags.items()))
 
         return problem
 
     def _write(self, samples: Sequence[Sample]) -> list[Rejected]:
         """One request, and as few more as it takes to find what the server refuses."""
-        body = gzip.compress("".join(map(_lines, samples)).encode("utf-8"), compresslevel=1, mtime=0)
+        body = gzip.compress("".join(map(lines, samples)).encode("utf-8"), compresslevel=1, mtime=0)
         try:
             self._call("/write", body=body, query=f"?{urlencode({'db': self._address.db})}" if self._address.db else "")
         except _Refused as refused:
@@ -372,8 +355,13 @@ class VictoriaStore:
         self._unflushed = True
         return []
 
-    def prune(self, before_ns: Mapping[str, int]) -> int:
+    def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
+        return False
+
+    def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
         """0 when nothing is that old. StoreError otherwise: the server deletes by its -retentionPeriod alone."""
+        if level_ns:
+            return 0
         for measurement in catalogue.MEASUREMENTS:
             limit = before_ns.get(measurement, before_ns.get("*"))
             if limit is not None and self._marks(measurement, 0, limit, None):
@@ -393,7 +381,7 @@ class VictoriaStore:
             for device in self._read(known, known.fields, start_ms, end_ms, where).values():
                 at_ms = newest.get(order(device.tags))
                 if at_ms is not None and start_ms <= at_ms <= end_ms and at_ms in device.marks:
-                    found += _samples(measurement, device, [at_ms], since_ns, 2**63)
+                    found += to_samples(measurement, device, [at_ms], since_ns, 2**63)
         return sorted(found, key=lambda sample: order(sample.tags))
 
     def samples(
@@ -405,7 +393,7 @@ class VictoriaStore:
             start_ns = max(start_ns, times[-limit]) if 0 < limit <= len(times) else start_ns
         found: list[Sample] = []
         for device in self._read(known, known.fields, start_ns // MS, (end_ns - 1) // MS, where).values():
-            found += _samples(measurement, device, device.marks, start_ns, end_ns)
+            found += to_samples(measurement, device, device.marks, start_ns, end_ns)
         found.sort(key=lambda sample: (sample.time_ns, order(sample.tags)))
         return found if limit is None else found[max(0, len(found) - limit) :]
 
@@ -428,40 +416,100 @@ class VictoriaStore:
         over = buckets(start_ns, end_ns, step_ns)
         columns = Columns(over, fields)
         if over.count and chosen:
-            asked: dict[str, list[str]] = {}
-            if step_ns % MS == 0 and self.server().is_deduplicating:
-                for name, how in chosen.items():
-                    asked.setdefault(how, []).append(name)
-            for how, names in asked.items():
-                if how in _SERVER_SIDE:
-                    self._range_there(measurement, names, how, over, where, columns)
-                    chosen = {name: how for name, how in chosen.items() if name not in names}
+            if self._can_draw(over):
+                for how, function in _SERVER_SIDE.items():
+                    names = [name for name, wanted in chosen.items() if wanted == how]
+                    if names:
+                        self._range_there(measurement, names, function, over, where, columns)
+                chosen = {name: how for name, how in chosen.items() if how not in _SERVER_SIDE}
             if chosen:
                 self._range_here(measurement, chosen, over, where, columns)
         return columns.answer()
 
+    def spread(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        where: Where | None = None,
+    ) -> list[Spread]:
+        names = [field.name for field in gauges(measurement, fields)]
+        over = buckets(start_ns, end_ns, step_ns)
+        cells: dict[str, list[tuple[int, Cell]]] = {}
+        if over.count and names:
+            draw = self._spread_there if self._can_draw(over) and self._says_all(where) else self._spread_here
+            cells = draw(measurement, names, over, where)
+        return spreads(cells, over)
+
+    def _spread_there(
+        self, measurement: str, names: Sequence[str], over: Buckets, where: Where | None
+    ) -> dict[str, list[tuple[int, Cell]]]:
+        cells: dict[str, list[tuple[int, Cell]]] = {}
+        for name in names:
+            drawn = [
+                {bucket: value for _, bucket, value in self._drawn_there(measurement, [name], query, over, where)}
+                for query in _SPREAD
+            ]
+            for bucket, count in drawn[0].items():
+                total, low, high = (part[bucket] for part in drawn[1:])
+                cell = Gauge(round(count), total / count, low, high)
+                cells.setdefault(name, []).append((over.first_ns + bucket * over.step_ns, cell))
+        return cells
+
+    def _spread_here(
+        self, measurement: str, names: Sequence[str], over: Buckets, where: Where | None
+    ) -> dict[str, list[tuple[int, Cell]]]:
+        cells: dict[str, list[tuple[int, Cell]]] = {}
+        read = self._read(_known(measurement), names, over.first_ns // MS, (over.end_ns - 1) // MS, where)
+        for device in read.values():
+            for name in names:
+                for bucket, values in _held(device.points(name, over.first_ns, over.end_ns), over).items():
+                    cell = Gauge(len(values), math.fsum(values) / len(values), min(values), max(values))
+                    cells.setdefault(name, []).append((over.first_ns + bucket * over.step_ns, cell))
+        return cells
+
+    def _can_draw(self, over: Buckets) -> bool:
+        """Whether the server's own arithmetic comes to the same: without copies of a sample, in whole milliseconds."""
+        return over.step_ns % MS == 0 and over.first_ns // MS > _ASIDE_MS + DAY_MS and self.server().is_deduplicating
+
     def _range_there(
-        self, measurement: str, names: Sequence[str], how: str, over: Buckets, where: Where | None, columns: Columns
+        self,
+        measurement: str,
+        names: Sequence[str],
+        function: str,
+        over: Buckets,
+        where: Where | None,
+        columns: Columns,
     ) -> None:
+        for labels, bucket, value in self._drawn_there(measurement, names, function + "({})", over, where):
+            tags, name = taken_apart(measurement, labels)
+            if matches(tags, where):
+                columns.put(tags, name, bucket, value)
+
+    def _drawn_there(
+        self, measurement: str, names: Sequence[str], query: str, over: Buckets, where: Where | None
+    ) -> Iterator[tuple[Mapping[str, str], int, float]]:
+        """(labels, bucket, value) of a query, in which {} stands for the samples of one bucket."""
         step_ms, first_ms = over.step_ns // MS, over.first_ns // MS
-        selector = self._selector(measurement, names, where)
         # a window ends at its evaluation and includes that moment: (t-w, t]; ours are [t, t+w)
-        query = f"{_SERVER_SIDE[how]}({selector}[{step_ms}ms] offset -{_ASIDE_MS + step_ms - 1}ms)"
+        offset = f"[{step_ms}ms] offset -{_ASIDE_MS + step_ms - 1}ms"
+        asked = query.format(self._selector(measurement, names, where) + offset)
         for start in range(0, over.count, _POINTS):
             last = min(start + _POINTS, over.count) - 1
             form = {
-                "query": query,
+                "query": asked,
                 "start": _moment(first_ms + start * step_ms - _ASIDE_MS),
                 "end": _moment(first_ms + last * step_ms - _ASIDE_MS),
                 "step": f"{step_ms}ms",
                 "nocache": "1",
             }
             for series in self._ask("/api/v1/query_range", form)["result"]:
-                tags, name = _taken_apart(measurement, series["metric"])
-                if matches(tags, where):
-                    for at_s, value in series["values"]:
-                        bucket = (round(at_s * 1000) + _ASIDE_MS - first_ms) // step_ms
-                        columns.put(tags, name, bucket, float(value))
+                for at_s, value in series["values"]:
+                    bucket = (round(at_s * 1000) + _ASIDE_MS - first_ms) // step_ms
+                    yield series["metric"], bucket, float(value)
 
     def _range_here(
         self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
@@ -527,7 +575,7 @@ class VictoriaStore:
         }
         found = []
         for series in self._ask("/api/v1/query", form)["result"]:
-            tags, _ = _taken_apart(measurement, series["metric"])
+            tags, _ = taken_apart(measurement, series["metric"])
             if matches(tags, where):
                 found.append((tags, round(float(series["value"][1]) * 1000)))
         if since_ns % MS and any(at_ms == since_ns // MS for _, at_ms in found):
@@ -541,8 +589,8 @@ class VictoriaStore:
         """The tags of each series and the times of its samples in ns."""
         selector = self._selector(measurement, [MARK], where)
         for labels, values, times in self._export(selector, start_ns // MS, (end_ns - 1) // MS):
-            tags, _ = _taken_apart(measurement, labels)
-            marks = _by_time(times, values, int)
+            tags, _ = taken_apart(measurement, labels)
+            marks = by_time(times, values, int)
             inside = [t * MS + ns for t, ns in marks.items() if start_ns <= t * MS + ns < end_ns]
             if inside and matches(tags, where):
                 yield tags, inside
@@ -555,40 +603,44 @@ class VictoriaStore:
         self.server()
         self._flush()
         conditions = [f'__name__=~"{measurement}_({"|".join(names)})"', f"db={_quoted(self._address.db)}"]
-        for name, wanted in (where or {}).items():
-            if _LABEL.fullmatch(name) is None or name in RESERVED:
-                continue
-            values = [wanted] if isinstance(wanted, str) else list(wanted)
-            if len(values) == 1:
-                condition = f"{name}={_quoted(values[0])}"
-            elif "" in values:
-                continue
-            else:
-                condition = f"{name}=~{_quoted('|'.join(map(re.escape, values)))}"
-            if len(condition) <= _LONGEST_SELECTOR:
-                conditions.append(condition)
+        conditions += [text for text in self._conditions(where) if text]
         return "{" + ",".join(conditions) + "}"
+
+    def _conditions(self, where: Where | None) -> Iterator[str]:
+        """Each condition for the server, empty for one that it can't be told."""
+        for name, wanted in (where or {}).items():
+            values = [wanted] if isinstance(wanted, str) else list(wanted)
+            condition = ""
+            if _LABEL.fullmatch(name) is not None and name not in RESERVED:
+                if len(values) == 1:
+                    condition = f"{name}={_quoted(values[0])}"
+                elif values and "" not in values:
+                    condition = f"{name}=~{_quoted('|'.join(map(re.escape, values)))}"
+            yield condition if len(condition) <= _LONGEST_SELECTOR else ""
+
+    def _says_all(self, where: Where | None) -> bool:
+        return all(self._conditions(where))
 
     def _read(
         self, known: catalogue.Measurement, fields: Iterable[str], start_ms: int, end_ms: int, where: Where | None
-    ) -> dict[Key, _Device]:
+    ) -> dict[Key, Device]:
         names = [MARK]
         for name in fields:
             names.append(name)
             if known.fields[name].type is int:
                 names += [f"{name}_hi32", f"{name}_lo32"]
-        devices: dict[Key, _Device] = {}
+        devices: dict[Key, Device] = {}
         texts: dict[tuple[Key, str], dict[int, dict[str, str]]] = {}
         for labels, values, times in self._export(self._selector(known.name, names, where), start_ms, end_ms):
-            tags, name = _taken_apart(known.name, labels)
+            tags, name = taken_apart(known.name, labels)
             if not matches(tags, where):
                 continue
             key = order(tags)
             device = devices.get(key)
             if device is None:
-                device = devices[key] = _Device(tags)
+                device = devices[key] = Device(tags)
             if name == MARK:
-                device.marks = _by_time(times, values, int)
+                device.marks = by_time(times, values, int)
             elif name in known.fields and known.fields[name].type is str:
                 heard = texts.setdefault((key, name), {})
                 for at_ms in times:
@@ -597,19 +649,13 @@ class VictoriaStore:
                     parts[part] = max(parts.get(part, ""), labels.get(TEXT, ""))
             else:
                 kind = known.fields[name].type if name in known.fields else int
-                device.values[name] = _by_time(times, values, kind)
+                device.values[name] = by_time(times, values, kind)
         for (key, name), heard in texts.items():
-            whole = {at_ms: _joined(parts) for at_ms, parts in heard.items()}
+            whole = {at_ms: joined(parts) for at_ms, parts in heard.items()}
             devices[key].values[name] = {at_ms: text for at_ms, text in whole.items() if text is not None}
         for device in devices.values():
-            _join_halves(device)
+            join_halves(device)
         return devices
-
-
-def _taken_apart(measurement: str, labels: Mapping[str, str]) -> tuple[Tags, str]:
-    """(the sample's tags, what follows the measurement in the series' name)."""
-    tags = {name: value for name, value in labels.items() if name not in RESERVED}
-    return tags, labels.get("__name__", "").removeprefix(f"{measurement}_")
 
 
 def _known(measurement: str) -> catalogue.Measurement:
@@ -638,130 +684,6 @@ def _moment(at_ms: int) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03}5Z"
 
 
-# --- a sample as lines
-
-
-@lru_cache(maxsize=16384)
-def _labels_problem(tags: Key) -> str:
-    if len(tags) > MOST_LABELS:
-        return f"has {len(tags)} tags; the server keeps {MOST_LABELS}"
-    for name, value in tags:
-        if name in RESERVED:
-            return f"tag {name!r} is a reserved name"
-        if max(len(name.encode()), len(value.encode())) > LONGEST_LABEL_BYTES:
-            return f"tag {name[:40]!r} is longer than {LONGEST_LABEL_BYTES} bytes"
-    return ""
-
-
-def _merged(samples: Sequence[Sample]) -> list[Sample]:
-    """Of samples of one series and millisecond one, whose fields are the later ones': the server could not tell them apart."""
-    made: dict[tuple[str, Key, int], Sample] = {}
-    for sample in samples:
-        key = (sample.measurement, tuple(sorted(sample.tags.items())), sample.time_ns // MS)
-        before = made.get(key)
-        if before is not None:
-            sample = Sample(sample.measurement, sample.tags, {**before.fields, **sample.fields}, sample.time_ns)
-        made[key] = sample
-    return list(made.values())
-
-
-@lru_cache(maxsize=16384)
-def _head(measurement: str, tags: Key) -> str:
-    return measurement + "".join(f",{_escaped(name)}={_escaped(value)}" for name, value in sorted(tags))
-
-
-def _escaped(text: str) -> str:
-    # unlike InfluxDB, this reader takes a backslash before a backslash away
-    return text.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=").replace(" ", "\\ ")
-
-
-def _lines(sample: Sample) -> str:
-    """The sample's lines, each with its newline: the numbers in one, every text in its own."""
-    head = _head(sample.measurement, tuple(sample.tags.items()))
-    at_ms, below_ns = divmod(sample.time_ns, MS)
-    moment = at_ms * MS
-    numbers = [f"{MARK}={below_ns}i"]
-    texts = ""
-    for name, value in sample.fields.items():
-        if isinstance(value, float):
-            numbers.append(f"{name}={value!r}")
-        elif isinstance(value, int):
-            numbers.append(f"{name}={value}i")
-            if abs(value) > EXACT:
-                numbers.append(f"{name}_hi32={value >> 32}i,{name}_lo32={value & 0xFFFFFFFF}i")
-        else:
-            for part, text in _parts(value):
-                labels = "".join(f",{label}={_escaped(v)}" for label, v in ((PART, part), (TEXT, text)) if v)
-                texts += f"{head}{labels} {name}=1 {moment}\n"
-    return f"{head} {','.join(numbers)} {moment}\n{texts}"
-
-
-def _parts(text: str) -> list[tuple[str, str]]:
-    """(label of the part, its text); the label tells the whole it belongs to, its place and how many there are."""
-    raw = text.encode("utf-8")
-    if len(raw) <= TEXT_PART_BYTES:
-        return [("", text)]
-    pieces: list[str] = []
-    start = 0
-    while start < len(raw):
-        end = min(start + TEXT_PART_BYTES, len(raw))
-        while end < len(raw) and raw[end] & 0xC0 == 0x80:  # within a character
-            end -= 1
-        pieces.append(raw[start:end].decode("utf-8"))
-        start = end
-    return [(f"{zlib.crc32(raw):08x} {place}/{len(pieces)}", piece) for place, piece in enumerate(pieces)]
-
-
-def _joined(parts: Mapping[str, str]) -> str | None:
-    """The text again; None when a part is missing."""
-    wholes = [text for part, text in parts.items() if not part]
-    for sum_ in sorted({part.split(" ")[0] for part in parts if part}):
-        mine = {part.split(" ")[1]: text for part, text in parts.items() if part.startswith(f"{sum_} ")}
-        count = int(next(iter(mine)).partition("/")[2])
-        text = "".join(mine.get(f"{place}/{count}", "") for place in range(count))
-        if f"{zlib.crc32(text.encode('utf-8')):08x}" == sum_:
-            wholes.append(text)
-    return max(wholes, default=None)
-
-
-# --- lines as samples
-
-
-def _by_time(times: Sequence[int], values: Sequence[Any], type_: type[Any]) -> dict[int, Any]:
-    """Value by time; of several at one time the largest, as the server's own deduplication has it."""
-    found = dict(zip(times, values, strict=True))
-    if len(found) != len(times):
-        for at_ms, value in zip(times, values, strict=True):
-            if value is not None and (found[at_ms] is None or value > found[at_ms]):
-                found[at_ms] = value
-    if None in values:
-        found = {at_ms: value for at_ms, value in found.items() if value is not None}
-    return {at_ms: type_(value) for at_ms, value in found.items()}
-
-
-def _join_halves(device: _Device) -> None:
-    """Whole numbers beyond 2^53 from their halves, where these belong to the value that stands there."""
-    for high_name in [name for name in device.values if name.endswith("_hi32")]:
-        name = high_name.removesuffix("_hi32")
-        highs, lows = device.values.pop(high_name), device.values.pop(f"{name}_lo32", {})
-        about = device.values.get(name, {})
-        for at_ms, high in highs.items():
-            exact = (high << 32) | lows.get(at_ms, 0)
-            if at_ms in about and at_ms in lows and math.isclose(exact, about[at_ms], rel_tol=1e-9):
-                about[at_ms] = exact
-
-
-def _samples(measurement: str, device: _Device, at: Iterable[int], start_ns: int, end_ns: int) -> Iterator[Sample]:
-    for at_ms in at:
-        time_ns = device.time_ns(at_ms)
-        if start_ns <= time_ns < end_ns:
-            fields: dict[str, Value] = {
-                name: values[at_ms] for name, values in device.values.items() if at_ms in values
-            }
-            if fields:
-                yield Sample(measurement, device.tags, fields, time_ns)
-
-
 def _windows(times: Iterable[int]) -> list[tuple[int, int]]:
     """At most _WINDOWS spans that hold all times, parted where the gaps are largest."""
     ordered = sorted(set(times))
@@ -777,10 +699,14 @@ def _windows(times: Iterable[int]) -> list[tuple[int, int]]:
 
 def _drawn(points: Iterable[tuple[int, Any]], how: str, over: Buckets) -> dict[int, float]:
     """bucket number -> mean, min, max, last or the joined bits of its values, from (time_ns, value) in time order."""
+    return {bucket: _DRAW[how](values) for bucket, values in _held(points, over).items()}
+
+
+def _held(points: Iterable[tuple[int, Any]], over: Buckets) -> dict[int, list[Any]]:
     held: dict[int, list[Any]] = {}
     for time_ns, value in points:
         held.setdefault((time_ns - over.first_ns) // over.step_ns, []).append(value)
-    return {bucket: _DRAW[how](values) for bucket, values in held.items()}
+    return held
 
 
 def _join_bits(masks: Iterable[int]) -> float:

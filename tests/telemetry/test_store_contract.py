@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from telemetry.sample import Sample
-from telemetry.store import Store, StoreError, open_store
+from telemetry.store import Store, StoreError, Where, open_store
 
 S = 10**9
 # a multiple of an hour, so that buckets of any usual width start here; half a day ago, since a server may keep only recent samples
@@ -321,6 +321,21 @@ def test_a_range_covers_whole_buckets_and_only_series_with_values(store: Store) 
     store.write([gpu(0, {"util_pct": 1.0}), gpu(9, {"util_pct": 3.0}), gpu(5, {"temp_c": 1.0}, index=1)])
     found = store.range("gpu", ["util_pct", "temp_c"], start_ns=T0 + 2 * S, end_ns=T0 + 7 * S, step_ns=10 * S)
     assert [(c.tags["gpu"], c.field, c.values) for c in found] == [("0", "util_pct", [2.0]), ("1", "temp_c", [1.0])]
+
+
+def test_a_spread_is_of_every_value_of_every_series_that_is_meant(store: Store) -> None:
+    store.write([gpu(t, {"util_pct": float(10 * g + t)}, index=g) for g in range(3) for t in range(4 if g else 1)])
+    store.write([gpu(1, {"util_pct": 11.0}, index=1), gpu(0, {"util_pct": 90.0}, node="n2"), gpu(9, {"temp_c": 5.0})])
+
+    def spread(where: Where | None) -> list[tuple[str, list[float | None], list[float | None], list[float | None]]]:
+        found = store.spread("gpu", ["util_pct", "temp_c"], start_ns=T0, end_ns=T0 + 6 * S, step_ns=2 * S, where=where)
+        return [(s.field, s.mean, s.low, s.high) for s in found]
+
+    assert spread({"node": "n1"}) == [
+        ("util_pct", [pytest.approx(12.4), 17.5, None], [0.0, 12.0, None], [21.0, 23.0, None])
+    ]
+    assert spread({"gpu": ["0", "2"], "node": ["n2", ""]}) == [("util_pct", *[[90.0, None, None]] * 3)]
+    assert spread({"node": []}) == spread({"node": "n9"}) == []
 
 
 @pytest.mark.parametrize(
