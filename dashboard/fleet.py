@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dashboard.selection import SECOND_NS, PairKey
-from telemetry.catalogue import SIMULATED
+from telemetry.catalogue import NOT_LIVE
 from telemetry.pairs import THROTTLE_REASONS
 from telemetry.sample import Sample
 from telemetry.store import Store
@@ -177,7 +177,7 @@ def _pair(
         rack=tags.get("rack", ""),
         model=engine.tags.get("model", "") if engine is not None else "",
         gpus=names,
-        simulated=any(sample.tags.get("origin") == SIMULATED for sample in sources),
+        simulated=any(sample.tags.get("origin") in NOT_LIVE for sample in sources),
         up=None if up is None else int(up),
         starting=value(spoke, "starting") == 1,
         effort=str(output.fields.get("effort", "")) if output else ("gpu" if gpus else "cpu"),

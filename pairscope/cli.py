@@ -7,9 +7,9 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,16 +40,24 @@ from pairscope.config import (
     redacted,
     settings,
 )
+from pairscope.copying import Stopped, print_summary, select, stoppable, tell, when
 from pairscope.judge import judge_live, judge_recording, print_diagnoses
+from pairscope.moment import moment_ns
 from pairscope.plan import plan_up
+from pairscope.progress import shown
+from pairscope.record import Nothing, follow, record
+from pairscope.replay import ORIGINS, Plan, Shift, parse_shift, replay, replayed_json, replayed_lines
+from pairscope.selection import open_for_reading
 from pairscope.sweep import print_sweep
 from pairscope.traffic import TrafficSettings
+from pairscope.whole_file import CannotCopy
 from rules import service as triage_service
 from rules.service import TriageSettings
 from rules.verdict import verdict_json
+from telemetry.catalogue import MEASUREMENTS
 from telemetry.messages import LANGUAGES, say, terminal_language
-from telemetry.process import die_with_parent
-from telemetry.store import StoreError, public_url
+from telemetry.process import die_with_parent, stop_event
+from telemetry.store import StoreDown, StoreError, open_store, public_url
 
 SPOKEN = terminal_language()
 
@@ -59,6 +67,10 @@ ONCE_WAIT_S = 15.0
 
 def t(key: str, **values: object) -> str:
     return say(f"pairscope.cli.{key}", SPOKEN, **values)
+
+
+def r(key: str, **values: object) -> str:
+    return say(f"recording.{key}", SPOKEN, **values)
 
 
 app = typer.Typer(
@@ -74,6 +86,15 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", metavar="FI
 StateOption = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help=t("state_dir"))]
 StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help=t("store"))]
 LangOption = Annotated[str | None, typer.Option("--lang", metavar="|".join(LANGUAGES), help=t("lang"))]
+FromOption = Annotated[str | None, typer.Option("--from", metavar="TIME", help=r("record.from"))]
+ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help=r("record.to"))]
+LastOption = Annotated[str | None, typer.Option("--last", metavar="SPAN", help=r("record.last"))]
+NodesOption = Annotated[list[str] | None, typer.Option("--node", metavar="NAME", help=r("record.node"))]
+MeasurementsOption = Annotated[
+    list[str] | None,
+    typer.Option("--measurement", metavar="NAME", help=r("record.measurement", known=", ".join(MEASUREMENTS))),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help=r("record.force"))]
 JsonOption = Annotated[bool, typer.Option("--json", help=t("json"))]
 
 
@@ -86,7 +107,7 @@ def one_line_for_mistakes() -> Iterator[None]:
     """Every user's mistake ends as one line on stderr and exit 2; a broken pipe ends silently."""
     try:
         yield
-    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused, pausing.CannotPause) as error:
+    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused, pausing.CannotPause, CannotCopy) as error:
         Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except BrokenPipeError:
@@ -435,6 +456,117 @@ def simulate_command(
         Console(stderr=True, highlight=False).print(t("simulate.written", count=written, path=out))
 
 
+@app.command("record", help=r("record.about"))
+def record_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT.lp[.gz]", help=r("record.out"))],
+    start: FromOption = None,
+    end: ToOption = None,
+    last: LastOption = None,
+    node: NodesOption = None,
+    measurement: MeasurementsOption = None,
+    following: Annotated[bool, typer.Option("--follow", help=r("record.follow"))] = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(config, overrides(state_dir=state_dir, store=store, lang=lang), lang)
+        language, url = configuration.language, configuration.store_url
+        now_ns = time.time_ns()
+        wanted = select(
+            start=start,
+            end=end,
+            last=last,
+            nodes=node,
+            measurements=measurement,
+            now_ns=now_ns,
+            language=language,
+            ahead=following,
+        )
+        total = None if following else float(wanted.end_ns - wanted.start_ns)
+        what = say("recording.record.working", language, store=public_url(url))
+        word = say("recording.samples_word", language)
+        try:
+            with closing(open_for_reading(url, language)) as source, shown(what, total, word) as advance:
+                if following:
+                    stopping = stop_event()
+                    done = follow(
+                        source,
+                        wanted,
+                        out,
+                        force=force,
+                        language=language,
+                        advance=advance,
+                        wait=stopping.wait,
+                        down=once(
+                            lambda error: tell(say("recording.record.down", language, error=error), warning=True)
+                        ),
+                    )
+                else:
+                    with stoppable():
+                        done = record(source, wanted, out, force=force, language=language, advance=advance)
+        except Stopped as stopped:
+            tell(say("recording.stopped", language, path=out))
+            raise typer.Exit(stopped.code) from None
+        except Nothing:
+            shown_url, begins, ends = public_url(url), when(wanted.start_ns), when(wanted.end_ns)
+            tell(say("recording.nothing", language, store=shown_url, start=begins, end=ends))
+            raise typer.Exit(1) from None
+        if done.left_out:
+            tell(say("recording.record.left_out", language, count=done.left_out), warning=True)
+        first, final = when(done.first_ns), when(done.last_ns)
+        if as_json:
+            summary = {"path": str(out), "store": public_url(url), "samples": done.samples, "left_out": done.left_out}
+            print_summary(summary | {"bytes": done.bytes, "first": first, "last": final}, to_stderr=str(out) == "-")
+        elif str(out) != "-":
+            key = "recording.record.done" if done.samples else "recording.record.done_empty"
+            tell(say(key, language, count=done.samples, bytes=done.bytes, path=out, first=first, last=final))
+
+
+@app.command("replay", help=r("replay.about"))
+def replay_command(
+    recording: Annotated[Path, typer.Argument(metavar="FILE", help=r("replay.file"))],
+    shift: Annotated[str | None, typer.Option(metavar="now|TIME|+SPAN", help=r("replay.shift"))] = None,
+    speed: Annotated[str, typer.Option(metavar="1|10|max", help=r("replay.speed"))] = "max",
+    origin: Annotated[str, typer.Option(metavar="|".join(ORIGINS), help=r("replay.origin"))] = "auto",
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help=r("replay.prefix"))] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=r("replay.dry_run"))] = False,
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(config, overrides(state_dir=state_dir, store=store, lang=lang), lang)
+        language, url = configuration.language, configuration.store_url
+        pace = replay_speed(speed)
+        plan = Plan(replay_shift(shift, pace), pace, origin, prefix, dry_run, language)
+        if origin not in ORIGINS:
+            raise Refused(r("replay.origin_wrong", text=origin, known=", ".join(ORIGINS)))
+        size = float(recording.stat().st_size) if recording.is_file() else None
+        what = say("recording.replay.working", language, path=recording)
+        try:
+            with (
+                closing(open_store(url)) if not dry_run else nullcontext() as target,
+                stoppable(),
+                shown(what, size, say("recording.samples_word", language)) as advance,
+            ):
+                done = replay(recording, target, plan, advance=advance)
+        except Stopped as stopped:
+            tell(say("recording.replay.stopped", language))
+            raise typer.Exit(stopped.code) from None
+        if as_json:
+            print_summary(replayed_json(recording, url, plan, done))
+        else:
+            for line, warning in replayed_lines(recording, url, plan, done):
+                tell(line, warning=warning)
+        raise typer.Exit(1 if done.bad_lines or done.refused or done.ends_early or not done.samples else 0)
+
+
 @app.command("traffic", help=t("traffic.about"))
 def traffic_command(
     url: Annotated[str | None, typer.Option(help=t("traffic.url"))] = None,
@@ -488,6 +620,36 @@ def version_command() -> None:
     print_version(True)
 
 
+def replay_shift(text: str | None, speed: float | None) -> Shift | None:
+    if text is None:
+        return None
+    try:
+        return parse_shift(text, paced=speed is not None, now_ns=time.time_ns())
+    except (ValueError, OverflowError):
+        raise Refused(r("replay.shift_wrong", text=text)) from None
+
+
+def replay_speed(text: str) -> float | None:
+    """Times as fast as it was; None for max."""
+    if text == "max":
+        return None
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) or not float(text):
+        raise Refused(r("replay.speed_wrong", text=text))
+    return float(text)
+
+
+def once(tell_it: Callable[[StoreDown], None]) -> Callable[[StoreDown], None]:
+    """`tell_it` for the first error only: an outage is one line, however long it is."""
+    told: list[StoreDown] = []
+
+    def tell_first(error: StoreDown) -> None:
+        if not told:
+            tell_it(error)
+        told.append(error)
+
+    return tell_first
+
+
 def fleet_size(text: str) -> tuple[int, int]:
     """4x8 -> (4, 8). Refused for anything else, or for more than 1,000 nodes or 16 GPUs a node."""
     match = re.fullmatch(r"(\d{1,4})[xX](\d{1,2})", text)
@@ -508,19 +670,11 @@ def duration_s(text: str) -> float:
 
 
 def moment(text: str) -> int:
-    """A moment in ns since the epoch from ISO 8601 (without offset: UTC), epoch seconds or epoch nanoseconds."""
+    """As `moment_ns`, Refused for what is no moment."""
     try:
-        if re.fullmatch(r"\d{18,19}", text):
-            return min(int(text), 2**62)
-        if re.fullmatch(r"\d{9,10}(\.\d+)?", text):
-            return int(float(text) * 1e9)
-        when = datetime.fromisoformat(text)
-    except ValueError:
+        return moment_ns(text)
+    except (ValueError, OverflowError):
         raise Refused(t("triage.at_wrong", text=text)) from None
-    moment_ns = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
-    if not 0 < moment_ns < 2**62:
-        raise Refused(t("triage.at_wrong", text=text))
-    return moment_ns
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from rules.alerts import FIRING, Alert, Condition, Transition
+from rules.present import not_live_mark
 from rules.verdict import Line
 from rules.webhook import Message, encode
 from telemetry.messages import say
@@ -82,7 +83,7 @@ def _alert(transition: Transition, voice: Voice) -> dict[str, object]:
     firing = transition.state == FIRING
     place = place_name(alert.place, alert.scope)
     if alert.simulated:
-        place = f"{say('rules.present.simulated', voice.language)} {place}"
+        place = f"{not_live_mark(alert.place, voice.language)} {place}"
     cause = say(f"rules.cause.{alert.cause}", voice.language)
     if firing:
         title = say(

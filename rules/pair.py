@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rules.window import Device, Window
-from telemetry.catalogue import COMMON_TAGS, SIMULATED
+from telemetry.catalogue import COMMON_TAGS, NOT_LIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Pair:
     engine: Device | None
     gpus: tuple[Device, ...]
     model: str  # empty for a node alone
-    simulated: bool
+    simulated: bool  # or replayed: no measurement of its time, and never compared with what is
 
     @property
     def kin(self) -> tuple[str, str, int, bool]:
@@ -89,5 +89,5 @@ def _pair(node: str, engine: Device | None, gpus: tuple[Device, ...], window: Wi
         engine=engine,
         gpus=gpus,
         model=model,
-        simulated=tags.get("origin") == SIMULATED,
+        simulated=tags.get("origin") in NOT_LIVE,
     )

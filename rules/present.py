@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from rules.verdict import Diagnosis, Status, Verdict
+from telemetry.catalogue import REPLAYED, SIMULATED
 from telemetry.messages import say
 
 MARKS = {Status.CONFIRMED: "●", Status.RULED_OUT: "✓", Status.SYMPTOM: "↳", Status.NO_DATA: "?"}
@@ -42,7 +43,13 @@ def present_all(diagnoses: Sequence[Diagnosis], language: str = "en") -> list[st
 def _title(diagnosis: Diagnosis, language: str) -> str:
     names = [diagnosis.subject[name] for name in ("cluster", "rack", "node", "engine") if name in diagnosis.subject]
     title = say("rules.present.pair", language, place=" / ".join(names), when=_when(diagnosis.at_ns))
-    return f"{title}   {say('rules.present.simulated', language)}" if diagnosis.simulated else title
+    return f"{title}   {not_live_mark(diagnosis.subject, language)}" if diagnosis.simulated else title
+
+
+def not_live_mark(subject: Mapping[str, str], language: str) -> str:
+    """What stands beside the name of a place that is simulated, or replayed from a recording."""
+    key = REPLAYED if subject.get("origin") == REPLAYED else SIMULATED
+    return say(f"rules.present.{key}", language)
 
 
 def _output(diagnosis: Diagnosis, language: str) -> list[str]:

@@ -43,9 +43,12 @@ class Measurement:
 
 
 COMMON_TAGS = ("node", "rack", "circuit", "cluster", "origin")
-"""Tags any sample may carry. `origin` is absent on real samples and `simulated` on everything the simulator makes."""
+"""Tags any sample may carry. `origin` is absent on real samples and says of all others why they are no measurement of their time."""
 
 SIMULATED = "simulated"
+REPLAYED = "replay"
+NOT_LIVE = frozenset((SIMULATED, REPLAYED))
+"""Values of `origin`: what the simulator makes, and what was measured at another time and is played again as if it were now."""
 
 GPU_STATES = ("ok", "lost", "reset_required", "no_permission", "hung", "driver_mismatch", "absent")
 ALERT_STATES = ("resolved", "pending", "firing")

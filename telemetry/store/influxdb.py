@@ -329,15 +329,21 @@ class InfluxStore:
     # --- reading
 
     def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
-        return self._select(measurement, f"time >= {since_ns}", where, "ORDER BY time DESC LIMIT 1", by_time=False)
+        tail = "GROUP BY * ORDER BY time DESC LIMIT 1"
+        return self._select(measurement, f"time >= {since_ns}", where, tail, by_time=False)
 
     def samples(
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
     ) -> list[Sample]:
         last_ns = min(end_ns, lineprotocol.INT_MAX - 1)
-        tail = "" if limit is None else f"ORDER BY time DESC LIMIT {limit}"
-        found = self._select(measurement, f"time >= {start_ns} AND time < {last_ns}", where, tail, by_time=True)
-        return found if limit is None else found[-limit:]
+        times = f"time >= {start_ns} AND time < {last_ns}"
+        if limit is None:
+            return self._select(measurement, times, where, "GROUP BY *", by_time=True)
+        # not grouped: the limit then is one of the answer, not of each series, and the answer stays small
+        tags = self._query(f"SHOW TAG KEYS FROM {_identifier(measurement)}")
+        names = frozenset(row[0] for found in tags for row in found["values"])
+        tail = f"ORDER BY time DESC LIMIT {limit}"
+        return self._select(measurement, times, where, tail, by_time=True, ungrouped=names)
 
     def series(self, measurement: str, *, since_ns: int = 0) -> list[Mapping[str, str]]:
         return [sample.tags for sample in self.latest(measurement, since_ns=since_ns)]
@@ -427,7 +433,17 @@ class InfluxStore:
             for bucket, rate in rates(((row[0], row[1]) for row in series["values"]), over).items():
                 columns.put(_tags(series), name, bucket, rate)
 
-    def _select(self, measurement: str, times: str, where: Where | None, tail: str, *, by_time: bool) -> list[Sample]:
+    def _select(
+        self,
+        measurement: str,
+        times: str,
+        where: Where | None,
+        tail: str,
+        *,
+        by_time: bool,
+        ungrouped: frozenset[str] = frozenset(),
+    ) -> list[Sample]:
+        """`ungrouped` are the tags that stand among the columns, since `tail` does not group by them."""
         known = catalogue.MEASUREMENTS.get(measurement)
         if known is None:
             raise ValueError(f"unknown measurement {measurement!r}")
@@ -435,14 +451,16 @@ class InfluxStore:
             return []
         conditions = " AND ".join([times, *_conditions(where)])
         found: list[Sample] = []
-        for series in self._query(f"SELECT * FROM {_identifier(measurement)} WHERE {conditions} GROUP BY * {tail}"):
-            tags = _tags(series)
+        for series in self._query(f"SELECT * FROM {_identifier(measurement)} WHERE {conditions} {tail}"):
+            shared = _tags(series)
             places = [
                 (place, name, known.fields[name].type)
                 for place, name in enumerate(series["columns"])
                 if name in known.fields
             ]
+            own = [(place, name) for place, name in enumerate(series["columns"]) if name in ungrouped]
             for row in series["values"]:
+                tags = {**shared, **{name: row[place] for place, name in own if row[place]}} if own else shared
                 fields: dict[str, Value] = {
                     name: type_(row[place]) for place, name, type_ in places if row[place] is not None
                 }

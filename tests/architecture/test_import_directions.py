@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "dashboard": {"telemetry", "rules"},
     "pairscope": {"telemetry", "agent", "engine", "rules", "dashboard"},
 }
-HEAVY = {"torch", "dash", "amdsmi", "plotly", "transformers", "influxdb_client"}
+HEAVY = {"torch", "dash", "amdsmi", "plotly", "transformers", "influxdb_client", "pyarrow"}
 """What a light command must not pull in; a module that itself imports one of these may be imported late, too."""
 
 

@@ -205,17 +205,20 @@ def test_a_damaged_state_file_is_put_aside_and_the_service_goes_on(tmp_path: Pat
     assert (tmp_path / "state" / f"{name}.damaged").exists()
 
 
-def test_simulated_pairs_are_marked_in_everything_that_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("origin", "word"), [("simulated", "[simulated]"), ("replay", "[replayed]")])
+def test_what_does_not_happen_now_is_marked_in_everything_that_is_written_and_told(
+    tmp_path: Path, origin: str, word: str
+) -> None:
     samples = [
-        Sample(s.measurement, {**s.tags, "origin": "simulated"}, s.fields, s.time_ns)
+        Sample(s.measurement, {**s.tags, "origin": origin}, s.fields, s.time_ns)
         for s in scene(fleet(BRAKE, AT), AT + 100)
     ]
     house = House(tmp_path, samples)
     house.walk(0, AT + 100)
     for measurement in ("pair", "verdict", "alert"):
         stored = house.stored(measurement)
-        assert stored and all(sample.tags["origin"] == "simulated" for sample in stored)
-    assert [m["simulated"] for m in house.told()] == [True]
+        assert stored and all(sample.tags["origin"] == origin for sample in stored)
+    assert [(m["simulated"], word in json.dumps(m["alerts"])) for m in house.told()] == [(True, True)]
 
 
 def start(tmp_path: Path, *arguments: str, notify: str = "") -> subprocess.Popen[str]:

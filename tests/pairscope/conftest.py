@@ -1,0 +1,7 @@
+"""The real servers of the stores' tests, also for the commands that copy between stores."""
+
+from __future__ import annotations
+
+from tests.telemetry.conftest import influxd
+
+__all__ = ["influxd"]
