@@ -197,21 +197,22 @@ class InfluxStore:
 
     def _generation(self) -> int:
         """1, 2 or 3; asked once. StoreError for a server that is no InfluxDB."""
-        if self._version is None:
+        version = self._version  # another thread may void it meanwhile
+        if version is None:
             try:
                 _, headers = self._call("GET", "/ping", {})
             except _Refused as refused:
                 raise StoreError(f"store {self.url}: is no InfluxDB ({refused.reason})") from None
-            version = next((v for k, v in headers.items() if k.lower() == "x-influxdb-version"), "")
-            found = re.match(r"v?(\d+)\.(\d+)", version)
+            told = next((v for k, v in headers.items() if k.lower() == "x-influxdb-version"), "")
+            found = re.match(r"v?(\d+)\.(\d+)", told)
             if found is None:
                 raise StoreError(
                     f"store {self.url}: the server does not say that it is an InfluxDB; check host and port, or the kind of store"
                 )
-            self._version = int(found[1]), int(found[2])
-            if self._version[0] == 1:
+            version = self._version = int(found[1]), int(found[2])
+            if version[0] == 1:
                 self._create_database()
-        return self._version[0]
+        return version[0]
 
     def _create_database(self) -> None:
         """On 1.x: creating one that exists is no error. Without the right to, one that exists will do."""
