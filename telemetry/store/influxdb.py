@@ -10,9 +10,12 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -23,11 +26,13 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers
 
 from telemetry import catalogue, lineprotocol
+from telemetry.catalogue import Kind
 from telemetry.sample import Sample, Value
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
+from telemetry.store.influxdb_rollup import FLEET, SETTLE_NS, InfluxRollups, marks, runs
 from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Where
-from telemetry.store.rollup import Cell, Gauge, spreads
+from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Gauge, answers, drawn, level_ns, reduced, spreads
 
 DEFAULT_PORT = 8086
 BATCH_LINES = 5000
@@ -36,6 +41,7 @@ _LONG_QUERY = 4000
 _TYPE_CONFLICT = re.compile(
     r'field type conflict: input field "(?P<field>[^"]+)" on measurement "(?P<measurement>[^"]+)"'
 )
+_TOO_OLD = re.compile(r"beyond retention policy dropped=(\d+)")
 TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
 
 
@@ -113,7 +119,6 @@ class InfluxStore:
     def __init__(self, url: str) -> None:
         self._address = parse(url)
         self.url = self._address.shown
-        self.rolls_up = False
         self._client: InfluxDBClient | None = InfluxDBClient(
             self._address.base,
             token="",
@@ -123,6 +128,12 @@ class InfluxStore:
             retries=False,
         )
         self._version: tuple[int, int] | None = None
+        self._rollups = InfluxRollups(self._address.database, self._query, self._put)
+
+    @property
+    def rolls_up(self) -> bool:
+        """Only on 1.x: a bucket of 2.x and a database of 3.x have one retention."""
+        return self._generation() == 1
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -238,7 +249,7 @@ class InfluxStore:
         if generation == 2 and self._address.org:
             parameters["org"] = self._address.org
         try:
-            if len(query) > _LONG_QUERY:
+            if len(query) > _LONG_QUERY or not query.startswith(("SELECT", "SHOW")):
                 text, _ = self._call("POST", "/query", parameters, form={"q": query})
             else:
                 text, _ = self._call("GET", "/query", {**parameters, "q": query})
@@ -275,34 +286,52 @@ class InfluxStore:
                 good, bad = _without_field(samples, conflict["measurement"], conflict["field"], refused.reason)
                 if bad:
                     return bad + self._write(good)
-            if len(samples) == 1 or f"beyond retention policy dropped={len(samples)}" in refused.reason:
+            dropped = _TOO_OLD.search(refused.reason)
+            if len(samples) == 1 or (dropped is not None and int(dropped[1]) >= len(samples)):
                 return [Rejected(sample, refused.reason) for sample in samples]
             half = len(samples) // 2
             return self._write(samples[:half]) + self._write(samples[half:])
 
     def _post(self, samples: Sequence[Sample], retried: bool = False) -> None:
-        body = gzip.compress(lineprotocol.encode_many(samples).encode("utf-8"), compresslevel=1, mtime=0)
+        lines = lineprotocol.encode_many(samples)
         if self._generation() == 1:
             path, query = "/write", {"db": self._address.database}
+            lines += lineprotocol.encode_many(marks(samples))
         else:
             path, query = "/api/v2/write", {"bucket": self._address.database}
             if self._address.org:
                 query["org"] = self._address.org
         try:
-            self._call("POST", path, query, body=body)
+            self._call("POST", path, query, body=_packed(lines))
         except StoreError as error:
             if "database not found" not in str(error) or retried or self._generation() != 1:
                 raise
             self._create_database()
             self._post(samples, retried=True)
 
+    def _put(self, samples: Sequence[Sample], policy: str) -> None:
+        """Rollups and their marks, as they are."""
+        query = {"db": self._address.database} | ({"rp": policy} if policy else {})
+        for start in range(0, len(samples), BATCH_LINES):
+            lines = lineprotocol.encode_many(samples[start : start + BATCH_LINES])
+            try:
+                self._call("POST", "/write", query, body=_packed(lines))
+            except _Refused as refused:
+                if _TOO_OLD.search(refused.reason) is None:  # what the policy would drop need not be kept
+                    raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None
+
     def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
-        return False
+        return self.rolls_up and self._rollups.work(now_ns - SETTLE_NS, budget_s)
 
     def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
-        removed = 0
+        """Of a level, the server drops by itself what is older than "*" says; it is told how long that is."""
         if level_ns:
+            if self.rolls_up and "*" in before_ns:
+                self._rollups.keep(level_ns, (time.time_ns() - before_ns["*"]) / 86_400e9)
             return 0
+        if self.rolls_up and self._rollups.since_ns() is not None:
+            self._rollups.finish(max(before_ns.values(), default=0))
+        removed = 0
         for measurement in catalogue.MEASUREMENTS:
             limit = before_ns.get(measurement, before_ns.get("*"))
             if limit is None:
@@ -364,14 +393,118 @@ class InfluxStore:
         over = buckets(start_ns, end_ns, step_ns)
         columns = Columns(over, fields)
         if over.count and not _impossible(where):
-            plain = {name: how for name, how in chosen.items() if how in ("mean", "min", "max", "last")}
-            self._range_plain(measurement, plain, over, where, columns)
-            for name, how in chosen.items():
-                if how == "or":
-                    self._range_or(measurement, name, over, where, columns)
-                elif how == "rate":
-                    self._range_rate(measurement, name, over, where, columns)
+            kept = {name: how for name, how in chosen.items() if answers(measurement, name, how)}
+            before = self._raw_part(over) if kept else over
+            self._range_raw(
+                measurement, {name: chosen[name] for name in chosen if name not in kept}, over, where, columns
+            )
+            self._range_raw(measurement, kept, before, where, columns)
+            if before.count < over.count and kept:
+                self._range_cells(measurement, kept, before.end_ns, over, where, columns)
         return columns.answer()
+
+    def _raw_part(self, over: Buckets) -> Buckets:
+        """The first buckets, from before the rollups began; all of them when the step is not of whole minutes."""
+        if not level_ns(over.step_ns) or self._generation() != 1:
+            return over
+        since_ns = self._rollups.since_ns()
+        if since_ns is None:
+            return over
+        count = -(-(since_ns + over.lookback_ns - over.first_ns) // over.step_ns)
+        return Buckets(over.first_ns, over.step_ns, min(max(count, 0), over.count))
+
+    def _range_raw(
+        self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
+    ) -> None:
+        if not over.count:
+            return
+        plain = {name: how for name, how in chosen.items() if how in ("mean", "min", "max", "last")}
+        self._range_plain(measurement, plain, over, where, columns)
+        for name, how in chosen.items():
+            if how == "or":
+                self._range_or(measurement, name, over, where, columns)
+            elif how == "rate":
+                self._range_rate(measurement, name, over, where, columns)
+
+    def _range_cells(
+        self,
+        measurement: str,
+        chosen: Mapping[str, str],
+        from_ns: int,
+        over: Buckets,
+        where: Where | None,
+        columns: Columns,
+    ) -> None:
+        level = level_ns(over.step_ns)
+        fields = [catalogue.field(measurement, name) for name in chosen]
+        first_ns = from_ns - (over.lookback_ns if "rate" in chosen.values() else 0)
+        found, tags = self._gather(measurement, fields, where, (first_ns // level * level, over.end_ns), level)
+        for name, of_series in found.items():
+            for key, cells in of_series.items():
+                for bucket, value in drawn(chosen[name], sorted(cells, key=itemgetter(0)), over).items():
+                    if over.first_ns + bucket * over.step_ns >= from_ns:
+                        columns.put(tags[key], name, bucket, value)
+
+    def _gather(
+        self,
+        measurement: str,
+        fields: Sequence[catalogue.Field],
+        where: Where | None,
+        span: tuple[int, int],
+        level: int,
+    ) -> tuple[_Cells, dict[_Key, Mapping[str, str]]]:
+        """Cells of each series, where nothing is open; of open minutes from raw samples."""
+        found: _Cells = {}
+        tags_of: dict[_Key, Mapping[str, str]] = {}
+
+        def add(tags: Mapping[str, str], start_ns: int, cells: Mapping[str, Cell]) -> None:
+            key = order(tags)
+            tags_of[key] = tags
+            for name, cell in cells.items():
+                found.setdefault(name, {}).setdefault(key, []).append((start_ns, cell))
+
+        node_only = {"node": where["node"]} if where and "node" in where else None
+        nodes = "".join(f" AND {condition}" for condition in _conditions(node_only))
+        rest = "".join(f" AND {condition}" for condition in _conditions(where))
+        is_open = {(mark.node, mark.start_ns) for mark in self._rollups.open("minute", *span, nodes)}
+        minutes = [span]
+        stale: set[tuple[str, int]] = set()
+        if level == QUARTER_NS:
+            stale = {(node, start_ns // QUARTER_NS * QUARTER_NS) for node, start_ns in is_open}
+            stale |= {(mark.node, mark.start_ns) for mark in self._rollups.open("quarter", *span, nodes)}
+            for tags, start_ns, _, cells in self._rollups.cells(level, measurement, fields, _times(span) + rest):
+                if (tags.get("node", ""), start_ns) not in stale:
+                    add(tags, start_ns, cells)
+            minutes = runs([start_ns for _, start_ns in stale], QUARTER_NS)
+        for part in minutes:
+            for tags, start_ns, _, cells in self._rollups.cells(MINUTE_NS, measurement, fields, _times(part) + rest):
+                node = tags.get("node", "")
+                current = level == MINUTE_NS or (node, start_ns // QUARTER_NS * QUARTER_NS) in stale
+                if current and (node, start_ns) not in is_open:
+                    add(tags, start_ns, cells)
+        for part in runs([start_ns for _, start_ns in is_open], MINUTE_NS):
+            for field in fields:
+                for tags, start_ns, cell in self._raw_cells(measurement, field, _times(part) + rest):
+                    if (tags.get("node", ""), start_ns) in is_open:
+                        add(tags, start_ns, {field.name: cell})
+        return found, tags_of
+
+    def _raw_cells(
+        self, measurement: str, field: catalogue.Field, condition: str
+    ) -> Iterator[tuple[Mapping[str, str], int, Cell]]:
+        """Cells of minutes made from raw samples now, by the server where it can."""
+        name, source = _identifier(field.name), _identifier(measurement)
+        by_minute = f"FROM {source} WHERE {condition} GROUP BY time({MINUTE_NS}ns), * fill(none)"
+        if field.kind is Kind.GAUGE:
+            select = f"SELECT count({name}), mean({name}), min({name}), max({name}) {by_minute}"
+            for series in self._query(select):
+                for start_ns, *parts in series["values"]:
+                    yield _tags(series), start_ns, Gauge(*parts)
+            return
+        for series in self._query(f"SELECT {name} FROM {source} WHERE {condition} GROUP BY *"):
+            for start_ns, rows in groupby(series["values"], key=lambda row: row[0] // MINUTE_NS * MINUTE_NS):
+                times, values = zip(*rows, strict=True)
+                yield _tags(series), start_ns, reduced(field.kind, times, [field.type(value) for value in values])
 
     def spread(
         self,
@@ -385,16 +518,57 @@ class InfluxStore:
     ) -> list[Spread]:
         wanted = gauges(measurement, fields)
         over = buckets(start_ns, end_ns, step_ns)
-        cells: dict[str, list[tuple[int, Cell]]] = {}
-        for field in wanted if over.count and not _impossible(where) else ():
+        cells: dict[str, list[tuple[int, Cell]]] = {field.name: [] for field in wanted}
+        if not over.count or _impossible(where):
+            return []
+        before = self._raw_part(over)
+        for field in wanted if before.count else ():
             name = _identifier(field.name)
             for series in self._query(
                 f"SELECT count({name}), mean({name}), min({name}), max({name}) FROM {_identifier(measurement)} "
-                f"WHERE {_within(over, where)} GROUP BY time({over.step_ns}ns) fill(none)"
+                f"WHERE {_within(before, where)} GROUP BY time({over.step_ns}ns) fill(none)"
             ):
-                for time_ns, *parts in series["values"]:
-                    cells.setdefault(field.name, []).append((time_ns, Gauge(*parts)))
+                cells[field.name] += [(time_ns, Gauge(*parts)) for time_ns, *parts in series["values"]]
+        if before.count < over.count:
+            span = before.end_ns, over.end_ns
+            if where:
+                found, _ = self._gather(measurement, wanted, where, span, level_ns(step_ns))
+                for field_name, of_series in found.items():
+                    cells[field_name] += [cell for several in of_series.values() for cell in several]
+            else:
+                self._add_fleet(cells, measurement, wanted, span, level_ns(step_ns))
         return spreads(cells, over)
+
+    def _add_fleet(
+        self,
+        cells: Mapping[str, list[tuple[int, Cell]]],
+        measurement: str,
+        fields: Sequence[catalogue.Field],
+        span: tuple[int, int],
+        level: int,
+    ) -> None:
+        """Cells of all series together, where nothing is open; of open minutes those of each series."""
+        name = FLEET + measurement
+        is_open = {mark.start_ns for mark in self._rollups.open("fleet", *span)}
+        minutes = [span]
+        stale: set[int] = set()
+        if level == QUARTER_NS:
+            stale = {start_ns // QUARTER_NS * QUARTER_NS for start_ns in is_open}
+            stale |= {mark.start_ns for mark in self._rollups.open("fleet_quarter", *span)}
+            for _, start_ns, _, row in self._rollups.cells(level, name, fields, _times(span)):
+                if start_ns not in stale:
+                    for field, cell in row.items():
+                        cells[field].append((start_ns, cell))
+            minutes = runs(stale, QUARTER_NS)
+        for part in minutes:
+            for _, start_ns, _, row in self._rollups.cells(MINUTE_NS, name, fields, _times(part)):
+                if start_ns not in is_open and (level == MINUTE_NS or start_ns // QUARTER_NS * QUARTER_NS in stale):
+                    for field, cell in row.items():
+                        cells[field].append((start_ns, cell))
+        for part in runs(is_open, MINUTE_NS):
+            found, _ = self._gather(measurement, fields, None, part, MINUTE_NS)
+            for field, of_series in found.items():
+                cells[field] += [timed for several in of_series.values() for timed in several if timed[0] in is_open]
 
     def _range_plain(
         self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
@@ -468,6 +642,18 @@ class InfluxStore:
                 if fields:
                     found.append(Sample(measurement, tags, fields, row[0]))
         return sorted(found, key=lambda sample: (sample.time_ns if by_time else 0, order(sample.tags)))
+
+
+_Key = tuple[tuple[str, str], ...]
+_Cells = dict[str, dict[_Key, list[tuple[int, Cell]]]]
+
+
+def _packed(lines: str) -> bytes:
+    return gzip.compress(lines.encode("utf-8"), compresslevel=1, mtime=0)
+
+
+def _times(span: tuple[int, int]) -> str:
+    return f"time >= {span[0]} AND time < {span[1]}"
 
 
 def _reason(error: ApiException) -> str:

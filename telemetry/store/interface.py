@@ -54,8 +54,10 @@ class Store(Protocol):
     """The interface. Times are wall nanoseconds. All methods raise StoreError on failure."""
 
     url: str
-    rolls_up: bool
-    """Whether `rollup` does anything, and what was rolled up outlives the raw samples."""
+
+    @property
+    def rolls_up(self) -> bool:
+        """Whether `rollup` does anything, so that what is older than the raw samples can be asked for."""
 
     def write(self, samples: Sequence[Sample]) -> list[Rejected]:
         """Store all samples or raise; same measurement, tags and time overwrite and merge fields (replay is harmless)."""

@@ -6,6 +6,7 @@ import gzip
 import http.server
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import pytest
 from telemetry.sample import Sample
 from telemetry.store import StoreDown, StoreError, open_store, public_url
 from telemetry.store.influxdb import InfluxStore, parse
+from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 
 if TYPE_CHECKING:
     from tests.telemetry.conftest import Influxd
@@ -160,6 +162,67 @@ def test_a_condition_of_a_thousand_values_is_asked_in_one_go(influxd: Influxd) -
     store.write([host(0, node=f"node-{i}") for i in range(1000)])
     wanted = [f"node-{i}" for i in range(0, 1000, 2)]
     assert len(store.latest("host", since_ns=0, where={"node": wanted})) == 500
+    store.close()
+
+
+def asked(store: InfluxStore, query: str) -> list[list[object]]:
+    return [row for series in store._query(query) for row in series["values"]]
+
+
+@pytest.mark.server
+def test_levels_have_policies_of_their_own_whose_length_follows_what_is_kept(influxd: Influxd) -> None:
+    store = InfluxStore(influxd.new_url())
+    store.write([host(0)])
+    store.rollup(T0 + 900 * S)
+    for level_ns, days in ((MINUTE_NS, 30), (QUARTER_NS, 400)):
+        assert store.prune({"*": time.time_ns() - days * 86_400 * S}, level_ns) == 0
+    policies = {str(row[0]): row[1] for row in asked(store, "SHOW RETENTION POLICIES")}
+    assert policies["pairscope_1min"] == "720h0m0s" and policies["pairscope_15min"] == "9600h0m0s"
+    assert policies["autogen"] == "0s"  # raw samples: the owner's choice
+    store.close()
+
+
+@pytest.mark.server
+def test_samples_from_before_the_first_rollup_are_read_as_they_are(influxd: Influxd) -> None:
+    store = InfluxStore(influxd.new_url())
+    store._post([host(0)])
+    old = gzip.compress(f"host,node=n1 load1=3 {T0 + 30 * S}\n".encode())  # by a version that left no marks
+    store._call("POST", "/write", {"db": store._address.database}, body=old)
+    since = T0 + 1000 * S
+    store.rollup(since)
+    store.write([host(2000, load=8.0)])
+    store.rollup(since + 3600 * S)
+    found = store.range("host", ["load1"], start_ns=T0, end_ns=T0 + 2400 * S, step_ns=300 * S)
+    assert found[0].values == [2.0, None, None, None, None, None, 8.0, None]
+    store.close()
+
+
+@pytest.mark.server
+def test_two_that_roll_up_at_once_and_a_write_between_them_lose_nothing(influxd: Influxd) -> None:
+    url = influxd.new_url()
+    one, two = InfluxStore(url), InfluxStore(url)
+    one.rollup(T0 - 3600 * S)
+    one.write([host(0)])
+    stale = one._rollups.open("minute", 0, 2**62)
+    two.write([host(1, load=5.0)])
+    while two.rollup(T0 + 3600 * S):
+        pass
+    one._put([mark.settled() for mark in stale], "")  # the slower one, with what it had read before
+    for store in (one, two):
+        found = store.range("host", ["load1"], start_ns=T0, end_ns=T0 + 60 * S, step_ns=60 * S)
+        assert found[0].values == [3.0]
+    assert len(one._rollups.open("minute", 0, 2**62)) == 1  # so it is done once more
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("version", ["v2.7.1", "3.11.2"])
+def test_2x_and_3x_have_no_rollups_and_no_marks(contract: Contract, version: str) -> None:
+    contract.version = version
+    store = open_store(contract.url())
+    store.write([host(0)])
+    assert not store.rolls_up and not store.rollup(T0 + 3600 * S)
+    assert all("rollup" not in body for _, _, _, body, _ in contract.asked)
     store.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from telemetry import catalogue
 from telemetry.sample import Sample
-from telemetry.store import Column, Spread, Store, open_store
+from telemetry.store import Column, Spread, Store, influxdb_rollup, open_store
 from telemetry.store.buckets import Buckets, buckets, rates
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 
@@ -36,9 +36,15 @@ STEPS_S = (60, 420, 900, 3600)
 Values = dict[tuple[str, str], dict[str, list[float | None]]]
 
 
-@pytest.fixture(params=["sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(f"sqlite://{tmp_path}/store.db")
+@pytest.fixture(params=["sqlite", pytest.param("influxdb", marks=pytest.mark.server)])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    if request.param == "influxdb":
+        monkeypatch.setattr(influxdb_rollup, "SWEEP_EVERY_S", 0.0)
+        opened = open_store(request.getfixturevalue("influxd").new_url())
+        opened.rollup(T0 - 3600 * S)  # from now on all samples leave their marks
+    else:
+        opened = open_store(f"sqlite://{tmp_path}/store.db")
+    assert opened.rolls_up
     yield opened
     opened.close()
 
@@ -159,9 +165,13 @@ def test_answers_are_the_same_before_half_way_through_and_after_rolling_up(store
 def test_answers_outlive_the_raw_samples_and_then_the_minutes(store: Store) -> None:
     samples = history(2)
     store.write(samples)
-    assert store.prune({"gpu": END}) == len(samples)  # never rolled up by itself: what leaves is drawn together first
+    assert (
+        0 < store.prune({"gpu": END}) <= len(samples)
+    )  # never rolled up by itself: what leaves is drawn together first
     assert store.samples("gpu", start_ns=0, end_ns=LONG_AFTER) == []
     assert_same(store, samples)
+    if store.url.startswith("influxdb"):
+        return  # the server's own policies let cells go
     assert store.prune({"gpu": END}, MINUTE_NS) > 0
     over = buckets(T0, END, QUARTER_NS)
     for name, how in ASKED:

@@ -1,0 +1,391 @@
+"""Rollups on an InfluxDB 1.x server: written by us into retention policies of their own, since its own queries can't OR masks.
+
+Every write carries marks of the minutes that it touched, one for its node and one for the fleet, in the same request. A mark is `at`,
+a number of the write's own, and is settled when the one that rolled it up has written the same number as `done`: whatever comes in between,
+from any number of writers and of processes that roll up, leaves it open. What is open is read from raw samples, and so is what was
+written before the first rollup.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, cast
+
+from telemetry import catalogue
+from telemetry.catalogue import Field, Kind
+from telemetry.sample import Sample, Value
+from telemetry.store.buckets import order
+from telemetry.store.interface import StoreError
+from telemetry.store.rollup import (
+    MINUTE_NS,
+    QUARTER_NS,
+    SINGLE,
+    Cell,
+    Counter,
+    Gauge,
+    combined,
+    fleet_fields,
+    reduced,
+)
+
+POLICIES: Mapping[int, tuple[str, int]] = {MINUTE_NS: ("pairscope_1min", 90), QUARTER_NS: ("pairscope_15min", 730)}
+"""The retention policy of each level, and the days that it is made with."""
+SETTLE_NS = 20 * 10**9  # clocks of writers and this one may differ by so much without work being done twice
+MARKS = "rollup"
+_PREFIXES = {MINUTE_NS: "1min:", QUARTER_NS: "15min:"}
+FLEET = "fleet:"
+_RECENT_NS = 7200 * 10**9
+SWEEP_EVERY_S = 300.0
+"""Open marks are looked for in the last two hours each time, and in all that there are as often as this."""
+_NODES_AT_ONCE = 16
+_MOST_RUNS = 20
+_CLIP = 2**63 - 1
+
+Timed = tuple[int, Cell]
+Query = Callable[[str], list[dict[str, Any]]]
+Post = Callable[[Sequence[Sample], str], None]
+"""Write samples into a retention policy; "" is the database's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`kind` is minute, quarter (of `node`), fleet or fleet_quarter."""
+
+    kind: str
+    node: str
+    start_ns: int
+    at: int
+
+    def opened(self) -> Sample:
+        return Sample(MARKS, {"kind": self.kind, "node": self.node}, {"at": self.at, "open": 1}, self.start_ns)
+
+    def settled(self) -> Sample:
+        return Sample(MARKS, {"kind": self.kind, "node": self.node}, {"done": self.at, "open": 0}, self.start_ns)
+
+
+def marks(samples: Iterable[Sample]) -> list[Sample]:
+    """What a write of these samples has to carry beside them."""
+    at = secrets.randbits(62)
+    touched = {
+        (sample.tags.get("node", ""), sample.time_ns // MINUTE_NS * MINUTE_NS)
+        for sample in samples
+        if sample.measurement not in SINGLE
+    }
+    fleet = {start_ns for _, start_ns in touched}
+    return [
+        *(Mark("minute", node, start_ns, at).opened() for node, start_ns in sorted(touched)),
+        *(Mark("fleet", "", start_ns, at).opened() for start_ns in sorted(fleet)),
+    ]
+
+
+class InfluxRollups:
+    """One server's rollups. `query` answers one InfluxQL statement with its series, `post` writes."""
+
+    def __init__(self, database: str, query: Query, post: Post) -> None:
+        self._database = _quoted(database)
+        self._query = query
+        self._post = post
+        self._ready = False
+        self._since_ns: int | None = None
+        self._asked_s = float("-inf")
+        self._swept_s = float("-inf")
+        self._measurements: list[str] = []
+
+    # --- what is kept
+
+    def since_ns(self) -> int | None:
+        """From when on every sample has left its mark; None while nothing was ever rolled up. Asked at most once a minute."""
+        if self._since_ns is None and time.monotonic() - self._asked_s > 60:
+            self._asked_s = time.monotonic()
+            found = self._query(f"SELECT first(since) FROM {_quoted(MARKS)} WHERE kind = 'began'")
+            if found:
+                self._since_ns = int(found[0]["values"][0][1])
+        return self._since_ns
+
+    def keep(self, level_ns: int, days: float) -> None:
+        """The server drops cells of a level that are older than this; it works by whole shards, so a little later."""
+        name, _ = POLICIES[level_ns]
+        hours = max(1, round(days * 24))
+        self._make_policies()
+        self._query(f"ALTER RETENTION POLICY {_quoted(name)} ON {self._database} DURATION {hours}h")
+
+    def _make_policies(self) -> None:
+        if not self._ready:
+            for name, days in POLICIES.values():
+                try:
+                    self._query(
+                        f"CREATE RETENTION POLICY {_quoted(name)} ON {self._database} DURATION {days}d REPLICATION 1"
+                    )
+                except StoreError as error:
+                    if "already exists" not in str(error) and "conflicts" not in str(error):
+                        raise
+            self._ready = True
+
+    # --- rolling up
+
+    def work(self, now_ns: int, budget_s: float) -> bool:
+        """Draw together what ended by `now_ns`, for about `budget_s`; whether some of it is left."""
+        deadline_s = time.monotonic() + budget_s
+        self._make_policies()
+        if self.since_ns() is None:
+            self._asked_s = float("-inf")  # ask anew
+            if self.since_ns() is None:
+                self._post([Sample(MARKS, {"kind": "began"}, {"since": now_ns}, now_ns)], "")
+                self._since_ns = now_ns
+        self._measurements = [
+            row[0]
+            for series in self._query("SHOW MEASUREMENTS")
+            for row in series["values"]
+            if row[0] in catalogue.MEASUREMENTS and row[0] not in SINGLE
+        ]
+        sweep = time.monotonic() - self._swept_s >= SWEEP_EVERY_S
+        from_ns = 0 if sweep else now_ns - _RECENT_NS
+        # the fleet's marks are looked up before its nodes', so that what is written meanwhile leaves them open
+        fleet = self.open("fleet", from_ns, now_ns - MINUTE_NS + 1)
+        nodes = self.open("minute", from_ns, now_ns - MINUTE_NS + 1)
+        for roll, some in self._pieces(nodes, fleet, from_ns, now_ns - QUARTER_NS + 1):
+            roll(some)
+            self._post([mark.settled() for mark in some], "")
+            if time.monotonic() >= deadline_s:
+                return True
+        if sweep:
+            self._swept_s = time.monotonic()
+        return False
+
+    def _pieces(
+        self, nodes: Sequence[Mark], fleet: Sequence[Mark], from_ns: int, to_ns: int
+    ) -> Iterator[tuple[Callable[[Sequence[Mark]], None], list[Mark]]]:
+        for some in _portions(nodes):
+            yield self._minutes, some
+        for some in _portions(fleet):
+            yield self._fleet_minutes, some
+        for kind in ("quarter", "fleet_quarter"):  # opened by the above
+            for some in _portions(self.open(kind, from_ns, to_ns)):
+                yield self._quarters, some
+
+    def finish(self, before_ns: int) -> None:
+        """Draw together all that is older, before it goes."""
+        self._swept_s = float("-inf")
+        while self.work(before_ns + QUARTER_NS, 60.0):
+            pass
+
+    def open(self, kind: str, first_ns: int, end_ns: int, nodes: str = "") -> list[Mark]:
+        """The open marks that start in the span; `nodes` is a further condition."""
+        return [
+            Mark(kind, series.get("tags", {}).get("node", ""), row[0], int(row[1]))
+            for series in self._query(
+                f"SELECT at FROM {_quoted(MARKS)} WHERE kind = '{kind}' AND (open = 1 OR at != done) "
+                f"AND time >= {first_ns} AND time < {end_ns}{nodes} GROUP BY node"
+            )
+            for row in series["values"]
+            if row[1] is not None
+        ]
+
+    def _minutes(self, some: Sequence[Mark]) -> None:
+        wanted = {(mark.node, mark.start_ns) for mark in some}
+        span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + MINUTE_NS)
+        made: list[Sample] = []
+        for measurement in self._measurements:
+            fields = catalogue.MEASUREMENTS[measurement].fields
+            where = f"{_time(*span)}{_nodes({mark.node for mark in some})}"
+            for series in self._query(f"SELECT * FROM {_quoted(measurement)} WHERE {where} GROUP BY *"):
+                tags = _tags(series)
+                rows = [row for row in series["values"] if (tags.get("node", ""), _minute(row[0])) in wanted]
+                for start_ns, several in _by_start(rows, MINUTE_NS):
+                    cells = {
+                        name: cell
+                        for place, name in enumerate(series["columns"])
+                        if name in fields
+                        and (cell := _reduced(fields[name], [(row[0], row[place]) for row in several])) is not None
+                    }
+                    made.append(_written(MINUTE_NS, measurement, tags, start_ns, len(several), cells))
+        self._put(MINUTE_NS, made, span)
+        quarters = {(mark.node, _quarter(mark.start_ns)) for mark in some}
+        self._open("quarter", quarters)
+
+    def _fleet_minutes(self, some: Sequence[Mark]) -> None:
+        made: list[Sample] = []
+        span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + MINUTE_NS)
+        wanted = {mark.start_ns for mark in some}
+        for measurement in self._measurements:
+            known = catalogue.MEASUREMENTS[measurement].fields
+            fields = [known[name] for name in fleet_fields(measurement)]
+            several: dict[int, dict[str, list[Cell]]] = {}
+            for _, start_ns, _, cells in self.cells(MINUTE_NS, measurement, fields, _time(*span)) if fields else ():
+                if start_ns in wanted:
+                    for name, cell in cells.items():
+                        several.setdefault(start_ns, {}).setdefault(name, []).append(cell)
+            for start_ns, by_name in several.items():
+                whole = {name: combined(known[name].kind, cells) for name, cells in by_name.items()}
+                made.append(_written(MINUTE_NS, FLEET + measurement, {}, start_ns, 0, whole))
+        self._put(MINUTE_NS, made, None)
+        self._open("fleet_quarter", {("", _quarter(mark.start_ns)) for mark in some})
+
+    def _quarters(self, some: Sequence[Mark]) -> None:
+        made: list[Sample] = []
+        fleet = some[0].kind == "fleet_quarter"
+        span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + QUARTER_NS)
+        wanted = {(mark.node, mark.start_ns) for mark in some}
+        where = _time(*span) + ("" if fleet else _nodes({mark.node for mark in some}))
+        for measurement in self._measurements:
+            known = catalogue.MEASUREMENTS[measurement].fields
+            name = FLEET + measurement if fleet else measurement
+            several: dict[tuple[Any, int], list[tuple[int, dict[str, Cell]]]] = {}
+            tags_of: dict[Any, Mapping[str, str]] = {}
+            for tags, start_ns, n, cells in self.cells(MINUTE_NS, name, list(known.values()), where):
+                if (tags.get("node", ""), _quarter(start_ns)) in wanted:
+                    key = order(tags)
+                    tags_of[key] = tags
+                    several.setdefault((key, _quarter(start_ns)), []).append((n, cells))
+            for (key, start_ns), minutes in several.items():
+                whole = {
+                    field.name: combined(field.kind, found)
+                    for field in known.values()
+                    if (found := [cells[field.name] for _, cells in minutes if field.name in cells])
+                }
+                n = sum(n for n, _ in minutes)
+                made.append(_written(QUARTER_NS, name, tags_of[key], start_ns, n, whole))
+        self._put(QUARTER_NS, made, None if fleet else span)
+
+    def _open(self, kind: str, places: Iterable[tuple[str, int]]) -> None:
+        at = secrets.randbits(62)
+        self._post([Mark(kind, node, start_ns, at).opened() for node, start_ns in sorted(places)], "")
+
+    def _put(self, level_ns: int, made: Sequence[Sample], span: tuple[int, int] | None) -> None:
+        """Write cells; one that is there from more samples than are left now stays as it is (raw samples only ever go when old)."""
+        policy, _ = POLICIES[level_ns]
+        kept: set[tuple[str, Any, int]] = set()
+        if span is not None and made and span[0] < time.time_ns() - _RECENT_NS:
+            counts = {(s.measurement, order(s.tags), s.time_ns): s.fields["samples"] for s in made}
+            nodes = _nodes({sample.tags.get("node", "") for sample in made})
+            for measurement in {sample.measurement for sample in made}:
+                for series in self._query(
+                    f"SELECT samples FROM {self._source(level_ns, measurement)} WHERE {_time(*span)}{nodes} GROUP BY *"
+                ):
+                    for start_ns, n in series["values"]:
+                        place = (measurement, order(_tags(series)), start_ns)
+                        if n is not None and n > counts.get(place, n):
+                            kept.add(place)
+        self._post([s for s in made if (s.measurement, order(s.tags), s.time_ns) not in kept], policy)
+
+    # --- reading
+
+    def cells(
+        self, level_ns: int, measurement: str, fields: Sequence[Field], where: str
+    ) -> Iterator[tuple[Mapping[str, str], int, int, dict[str, Cell]]]:
+        """(tags, start_ns, samples, field -> cell) of one level as they stand, with an InfluxQL condition."""
+        names = [_quoted(name) for field in fields for name in _columns(field)]
+        source = self._source(level_ns, _PREFIXES[level_ns] + measurement)
+        for series in self._query(f"SELECT samples, {', '.join(names)} FROM {source} WHERE {where} GROUP BY *"):
+            tags = _tags(series)
+            for row in series["values"]:
+                values = dict(zip(series["columns"], row, strict=True))
+                cells = {f.name: cell for f in fields if (cell := _read(f, row[0], values)) is not None}
+                yield tags, row[0], values["samples"] or 0, cells
+
+    def _source(self, level_ns: int, measurement: str) -> str:
+        return f"{self._database}.{_quoted(POLICIES[level_ns][0])}.{_quoted(measurement)}"
+
+
+def runs(starts: Collection[int], length_ns: int) -> list[tuple[int, int]]:
+    """The spans that these minutes or quarters make up; one span over all when they are too scattered to ask for one by one."""
+    found: list[tuple[int, int]] = []
+    for start_ns in sorted(set(starts)):
+        if found and found[-1][1] == start_ns:
+            found[-1] = (found[-1][0], start_ns + length_ns)
+        else:
+            found.append((start_ns, start_ns + length_ns))
+    return found if len(found) <= _MOST_RUNS else [(found[0][0], found[-1][1])]
+
+
+def _portions(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
+    """Marks of one quarter and of so many nodes that one query answers them; the newest first."""
+    groups: dict[int, dict[str, list[Mark]]] = {}
+    for mark in marks:
+        groups.setdefault(_quarter(mark.start_ns), {}).setdefault(mark.node, []).append(mark)
+    for start_ns in sorted(groups, reverse=True):
+        nodes = sorted(groups[start_ns])
+        for first in range(0, len(nodes), _NODES_AT_ONCE):
+            yield [mark for node in nodes[first : first + _NODES_AT_ONCE] for mark in groups[start_ns][node]]
+
+
+def _by_start(rows: Sequence[Sequence[Any]], length_ns: int) -> Iterable[tuple[int, list[Sequence[Any]]]]:
+    groups: dict[int, list[Sequence[Any]]] = {}
+    for row in rows:
+        groups.setdefault(row[0] // length_ns * length_ns, []).append(row)
+    return groups.items()
+
+
+def _reduced(field: Field, points: Iterable[tuple[int, Any]]) -> Cell | None:
+    present = sorted(((t, field.type(value)) for t, value in points if value is not None), key=itemgetter(0))
+    return reduced(field.kind, [t for t, _ in present], [value for _, value in present]) if present else None
+
+
+def _columns(field: Field) -> list[str]:
+    return [field.name + suffix for suffix in _SUFFIXES.get(field.kind, ("",))]
+
+
+_SUFFIXES: Mapping[Kind, tuple[str, ...]] = {
+    Kind.GAUGE: ("", ":min", ":max", ":n"),
+    Kind.COUNTER: ("", ":first", ":grown", ":first_at", ":last_at"),
+}
+
+
+def _written(
+    level_ns: int, measurement: str, tags: Mapping[str, str], start_ns: int, n: int, cells: Mapping[str, Cell]
+) -> Sample:
+    """The point of a row of cells. All parts of a cell are always written, since the server merges a point with what is there."""
+    fields: dict[str, Value] = {"samples": n}
+    for name, cell in cells.items():
+        if isinstance(cell, Gauge):
+            fields |= {name: cell.mean, f"{name}:min": cell.low, f"{name}:max": cell.high, f"{name}:n": cell.n}
+        elif isinstance(cell, Counter):
+            grown = min(cell.grown, _CLIP) if isinstance(cell.last, int) else cell.grown
+            fields |= {name: cell.last, f"{name}:first": cell.first, f"{name}:grown": grown}
+            fields |= {f"{name}:first_at": cell.first_ns - start_ns, f"{name}:last_at": cell.last_ns - start_ns}
+        else:
+            fields[name] = cell
+    return Sample(_PREFIXES[level_ns] + measurement, tags, fields, start_ns)
+
+
+def _read(field: Field, start_ns: int, values: Mapping[str, Any]) -> Cell | None:
+    parts: list[Any] = [values.get(name) for name in _columns(field)]
+    if any(part is None for part in parts):
+        return None
+    if field.kind is Kind.GAUGE:
+        mean, low, high, n = parts
+        return Gauge(int(n), float(mean), float(low), float(high))
+    if field.kind is Kind.COUNTER:
+        last, first, grown, first_at, last_at = parts
+        number: type[int] | type[float] = int if field.type is int else float
+        return Counter(start_ns + first_at, number(first), number(grown), start_ns + last_at, number(last))
+    return cast("Cell", parts[0])
+
+
+def _tags(series: Mapping[str, Any]) -> Mapping[str, str]:
+    return {name: value for name, value in series.get("tags", {}).items() if value}
+
+
+def _time(first_ns: int, end_ns: int) -> str:
+    return f"time >= {first_ns} AND time < {end_ns}"
+
+
+def _nodes(nodes: Iterable[str]) -> str:
+    literals = ("'" + node.replace("\\", "\\\\").replace("'", "\\'") + "'" for node in sorted(nodes))
+    return f" AND ({' OR '.join(f'node = {literal}' for literal in literals)})"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _minute(time_ns: int) -> int:
+    return time_ns // MINUTE_NS * MINUTE_NS
+
+
+def _quarter(time_ns: int) -> int:
+    return time_ns // QUARTER_NS * QUARTER_NS
