@@ -22,6 +22,7 @@ from rules.window import KEPT, SECOND
 from telemetry.process import notify, stop_event
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreError, open_store
+from telemetry.store.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,9 @@ def run(settings: TriageSettings) -> int:
         print(f"pairscope triage: {error}", file=sys.stderr)
         return 2
     service.start()
+    upkeep = Upkeep(lambda: open_store(settings.store_url))
+    if not settings.store_url.startswith("sqlite:"):  # the embedded store has the agent of its host
+        upkeep.start()
     told = False
     next_s = time.monotonic()
     while not stopping.is_set():
@@ -70,6 +74,7 @@ def run(settings: TriageSettings) -> int:
             told = True
         next_s = max(next_s + settings.evaluate_every_s, time.monotonic())
         stopping.wait(next_s - time.monotonic())
+    upkeep.stop(0.5)
     service.stop()
     return 0
 
