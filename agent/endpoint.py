@@ -46,7 +46,7 @@ class Endpoint:
             raise CannotServe(say("agent.start.not_loopback", language, host=host))
         try:
             self._server = _Server((host, port), latest, health, monotonic)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, TypeError, ValueError) as error:  # the last two: no name that a host can have
             reason = getattr(error, "strerror", None) or str(error)
             raise CannotServe(say("agent.start.port_taken", language, host=host, port=port, reason=reason)) from None
         self.host = host

@@ -26,12 +26,10 @@ from agent.oom import OomKills, says_out_of_memory
 from agent.process_table import ProcessTable
 from agent.settings import EngineTarget
 from telemetry.messages import say
+from telemetry.process import childs_environment
 from telemetry.sample import Sample, Value
 
 log = logging.getLogger(__name__)
-
-_SUPERVISOR_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
-"""What the agent's own supervisor told the agent; an engine that heard it would answer in the agent's name."""
 
 EVENT_LIMIT = 1000
 
@@ -380,8 +378,8 @@ def describe_exit(code: int, language: str) -> str:
 
 
 def engine_environment(target: EngineTarget, own: Mapping[str, str]) -> dict[str, str]:
-    """The agent's environment without what its supervisor told it, and with only the target's GPUs visible."""
-    environment = {name: value for name, value in own.items() if name not in _SUPERVISOR_VARIABLES}
+    """The agent's environment without what concerns the agent alone, and with only the target's GPUs visible."""
+    environment = childs_environment(own)
     environment.setdefault("PYTHONUNBUFFERED", "1")  # so that the log's end is what was said last
     if target.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = target.gpus.replace("+", ",")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.frames import Message, Unpacker, pack
+from telemetry.process import childs_environment
 
 SOURCE_ROOT = Path(__file__).parents[1]
 PIECE_BYTES = 65536
@@ -47,7 +48,7 @@ class ReaderProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**childs_environment(os.environ), "PYTHONPATH": path},
         )
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None

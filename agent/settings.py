@@ -36,7 +36,12 @@ class EngineTarget:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"engine name {self.name!r}: use letters, digits, '.', '_' and '-'")
         if not _is_http(self.url):
-            raise ValueError(f"engine {self.name}: url {self.url!r} is not an http:// or https:// address")
+            shown = _without_user(self.url)
+            raise ValueError(f"engine {self.name}: url {shown!r} is not an http:// or https:// address")
+        if "@" in urlsplit(self.url).netloc:  # this address is shown to everybody who asks what runs here
+            raise ValueError(
+                f"engine {self.name}: url {_without_user(self.url)!r} holds a user; use api_key for a guarded engine"
+            )
         if self.command is not None and not self.command:
             raise ValueError(
                 f"engine {self.name}: command is empty; give a program, or leave command out to only watch"
@@ -132,10 +137,10 @@ class PduTarget:
     port: int = 161
     kind: str = "auto"
     circuit: str = ""
-    community: str = ""
+    community: str = field(default="", repr=False)
     user: str = ""
-    auth_password: str = ""
-    privacy_password: str = ""
+    auth_password: str = field(default="", repr=False)
+    privacy_password: str = field(default="", repr=False)
     rating_a: float | None = None
     voltage_v: float | None = None
     every_s: float = 30.0
@@ -217,7 +222,7 @@ class AgentSettings:
                     )
         for key in ("dcgm_url", "ascend_url"):
             if getattr(self, key) and not _is_http(getattr(self, key)):
-                raise ValueError(f"{key} {getattr(self, key)!r} is not an http:// or https:// address")
+                raise ValueError(f"{key} {_without_user(getattr(self, key))!r} is not an http:// or https:// address")
         if self.gpus_expected is not None and not 0 <= self.gpus_expected <= 64:
             raise ValueError(f"gpus_expected {self.gpus_expected}: use 0 to 64")
 
@@ -231,6 +236,8 @@ class AgentSettings:
 def _is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
+        if not url.isprintable() or " " in url:
+            return False
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False

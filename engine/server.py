@@ -233,8 +233,8 @@ def run(settings: EngineSettings) -> int:
     except ModelNotFound as error:
         _complain(say(error.key, language, **error.values))
         return 2
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError, OverflowError) as error:  # UnicodeError: no name that a host can have
+        reason = getattr(error, "strerror", None) or str(error)
         _complain(say("engine.start.port_taken", language, host=settings.host, port=settings.port, reason=reason))
         return 2
     log.info("model %s", found)

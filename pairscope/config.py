@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import socket
 import tomllib
 import typing
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from telemetry.lineprotocol import printable
 from telemetry.messages import LANGUAGES, say, terminal_language
 
 Settings = TypeVar("Settings")
@@ -33,7 +35,11 @@ SECRET_KEYS = (
     *("webhook_url", "webhook_secret", "token", "password", "store"),
     *("api_key", "community", "auth_password", "privacy_password"),
 )
+FILE_LIMIT_BYTES = 1 << 20
 SECRET_FILE_LIMIT_BYTES = 65536
+NAME_LIMIT = 255
+_UNUSABLE = re.compile("[\x00\ud800-\udfff]")
+"""Neither a path, an argument nor an address can hold these."""
 
 
 class ConfigError(Exception):
@@ -110,6 +116,8 @@ def gather(path: Path | None, overrides: Mapping[str, Any], language: str | None
         if not isinstance(merged.setdefault(section, {}), dict):
             raise ConfigError(say("pairscope.config.not_a_table", spoken, where=where, key=section))
     _refuse_unknown(merged["node"], NODE_KEYS, f"{where} [node]", spoken)
+    _refuse_unusable_texts(merged, "", spoken)
+    _refuse_unusable_names(merged["node"], spoken)
     chosen = str(merged.get("language") or spoken)
     if chosen not in LANGUAGES:
         raise ConfigError(say("pairscope.config.language", spoken, where=where, value=chosen))
@@ -215,18 +223,21 @@ def _dataclasses_in(hint: object) -> list[type]:
 def _environment(language: str) -> dict[str, Any]:
     try:
         return _Environment().model_dump(exclude_defaults=True)
-    except (ValueError, ValidationError) as error:
+    except (ValueError, ValidationError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(say("pairscope.config.environment", language, reason=reason)) from None
 
 
 def _read_file(path: Path, language: str) -> dict[str, Any]:
     try:
-        text = path.read_text("utf-8")
+        text = _read_bounded(path, FILE_LIMIT_BYTES)
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(say("pairscope.config.unreadable", language, path=path, reason=error.strerror)) from None
-    except ValueError as error:  # TOMLDecodeError, JSONDecodeError and UnicodeDecodeError are all ValueErrors
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # TOMLDecodeError, JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise ConfigError(say("pairscope.config.syntax", language, path=path, reason=error)) from None
     if not isinstance(loaded, dict):
         raise ConfigError(say("pairscope.config.not_a_table", language, where=path, key="."))
@@ -243,11 +254,38 @@ def _take_secrets(table: Section, names: typing.Sequence[str], where: str, langu
 
 def _read_secret(path: Path, where: str, language: str) -> str:
     try:
-        if path.stat().st_size > SECRET_FILE_LIMIT_BYTES:
-            raise ConfigError(say("pairscope.config.value", language, where=where, reason=f"{path}: > 64 KiB"))
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(say("pairscope.config.unreadable", language, path=f"{where}: {path}", reason=error)) from None
+        return _read_bounded(path, SECRET_FILE_LIMIT_BYTES).strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            say("pairscope.config.unreadable", language, path=f"{where}: {path}", reason=reason)
+        ) from None
+
+
+def _read_bounded(path: Path, limit_bytes: int) -> str:
+    """The text of a file, a pipe or a device. OSError, or ValueError for one that is larger or no text."""
+    with path.open("rb") as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise ValueError(f"> {limit_bytes >> 10} KiB")
+    return content.decode("utf-8")
+
+
+def _refuse_unusable_texts(value: object, where: str, language: str) -> None:
+    if isinstance(value, str) and _UNUSABLE.search(value):
+        reason = say("pairscope.config.unusable_text", language)
+        raise ConfigError(say("pairscope.config.value", language, where=where, reason=reason))
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, inner in items:
+        _refuse_unusable_texts(inner, f"{where}.{key}".lstrip("."), language)
+
+
+def _refuse_unusable_names(node: Section, language: str) -> None:
+    """What becomes a tag of every sample."""
+    for key, value in node.items():
+        if not isinstance(value, str | int) or len(str(value)) > NAME_LIMIT or printable(str(value)) != str(value):
+            reason = say("pairscope.config.name", language, limit=NAME_LIMIT)
+            raise ConfigError(say("pairscope.config.value", language, where=f"[node] {key}", reason=reason))
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: typing.Sequence[str], where: str, language: str) -> None:

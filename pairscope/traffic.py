@@ -28,6 +28,14 @@ STEP_ASIDE_S = 60.0
 MAX_IN_FLIGHT = 24
 
 
+def _is_http(url: str) -> bool:
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.host)
+
+
 @dataclass(frozen=True, slots=True)
 class TrafficSettings:
     """`rate_per_s` 0 means: measure the engine once, then hold the rate at which about `running` requests are in flight."""
@@ -38,7 +46,7 @@ class TrafficSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
+        if not _is_http(self.url):
             raise ValueError(f"url {self.url!r} is not an http:// or https:// address")
         if not 0 <= self.rate_per_s <= 1000:
             raise ValueError(f"rate_per_s {self.rate_per_s}: use 0 to 1000")

@@ -7,8 +7,28 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+_SUPERVISOR_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+"""What a daemon's own supervisor told it; a child that heard it would answer in the daemon's name."""
+
+_OURS = "PAIRSCOPE_"
+_FOR_CHILDREN = ("LANG", "LANGUAGE", "STATE_DIR", "ENGINE")
+
+
+def childs_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child that is not one of our daemons: without what a supervisor said, and of our own configuration, in
+    which the store's token and other passwords may stand, only what concerns an engine.
+    """
+    return {name: value for name, value in own.items() if name not in _SUPERVISOR_VARIABLES and _may_be_known(name)}
+
+
+def _may_be_known(name: str) -> bool:
+    name = name.upper()  # the configuration reads its variables in any case
+    return not name.startswith(_OURS) or name.removeprefix(_OURS).partition("__")[0] in _FOR_CHILDREN
 
 
 def notify(**state: str) -> bool:

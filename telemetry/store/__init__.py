@@ -5,8 +5,8 @@ To add a backend: one file beside this one, one line in BACKENDS.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
 
 from telemetry.store.interface import Column, Rejected, Spread, Store, StoreDown, StoreError, Where
 from telemetry.store.sqlite import SqliteStore
@@ -35,15 +35,19 @@ def open_store(url: str) -> Store:
     backend = BACKENDS.get(scheme)
     if backend is None:
         known = ", ".join(f"{name}://" for name in BACKENDS)
-        raise StoreError(f"store {url!r}: unknown kind {scheme!r}; use one of {known}")
+        shown = (
+            scheme if "@" not in scheme else f"***@{scheme.rpartition('@')[2]}"
+        )  # the scheme may have been forgotten
+        raise StoreError(f"store {public_url(url)!r}: unknown kind {shown!r}; use one of {known}")
     return backend(url)
 
 
 def public_url(url: str) -> str:
-    """`url` without user, password and options: fit for logs and pages."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
+    """`url` without user, password and options: fit for logs and pages. Raises for nothing, however odd."""
+    scheme, found, rest = url.partition("://")
+    place = re.split(r"[?#]", rest if found else scheme, maxsplit=1)[0]
+    host = place.rpartition("@")[2] if "@" in place or "@" not in url else "***"  # a password may hold ? and #
+    return f"{scheme}://{host}" if found else host
 
 
 __all__ = [

@@ -170,6 +170,13 @@ def test_an_address_that_others_can_reach_is_refused_unless_told() -> None:
     Endpoint("0.0.0.0", 0, latest, lambda: (True, {}), allow_remote=True).close()
 
 
+@pytest.mark.parametrize("host", ["é..b", "a\0b", f"{'a' * 70}.b"])
+def test_a_name_that_no_host_can_have_is_one_line(host: str) -> None:
+    with pytest.raises(CannotServe) as refused:
+        Endpoint(host, 0, LatestSamples(1.0), lambda: (True, {}), allow_remote=True)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_port_in_use_is_one_line_with_port_and_remedy(free_port: Callable[[], int]) -> None:
     port = free_port()
     with socket.socket() as other:

@@ -258,6 +258,21 @@ def test_an_engine_hears_nothing_of_the_agents_supervisor_and_sees_only_its_gpus
     assert environment["HOME"] == "/h"
 
 
+def test_an_engine_learns_nothing_of_our_configuration_but_what_concerns_an_engine(
+    hosts: Callable[..., Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = ("PAIRSCOPE_STORE_TOKEN", "PAIRSCOPE_STORE", "PAIRSCOPE_AGENT__BMC__PASSWORD", "pairscope_triage")
+    for name in secrets:
+        monkeypatch.setenv(name, "s3cret")
+    monkeypatch.setenv("PAIRSCOPE_ENGINE__PORT", "8611")
+    monkeypatch.setenv("PAIRSCOPE_LANG", "zh")
+    seen = tmp_path / "environment.json"
+    hosts("--env", str(seen)).until("ready")
+    environment = json.loads(seen.read_text())
+    assert "s3cret" not in environment.values()
+    assert (environment["PAIRSCOPE_ENGINE__PORT"], environment["PAIRSCOPE_LANG"]) == ("8611", "zh")
+
+
 def test_a_kernel_kill_for_memory_is_told_apart_from_any_other(tmp_path: Path) -> None:
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("pgpgin 5\noom_kill 7\n")

@@ -49,3 +49,36 @@ def test_exporters_need_an_http_address(tmp_path: Path) -> None:
 def test_a_probe_is_never_more_often_than_once_a_second() -> None:
     with pytest.raises(ValueError, match="probe_every_s"):
         EngineTarget("e", "http://127.0.0.1:8000", probe_every_s=0.1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cret@127.0.0.1:8000",
+        "http://s3cret@127.0.0.1",
+        "http://user:s3cret@host:x",
+        "http://a\nb",
+        "http://a b",
+    ],
+)
+def test_an_engines_address_is_shown_and_so_holds_neither_a_password_nor_a_new_line(url: str) -> None:
+    with pytest.raises(ValueError, match="engine chat: url") as refused:
+        EngineTarget("chat", url)
+    assert "s3cret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_exporters_address_that_is_refused_is_repeated_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dcgm_url") as refused:
+        AgentSettings(tmp_path, "sqlite:///x", dcgm_url="http://user:s3cret@host:99999")
+    assert "s3cret" not in str(refused.value)
+
+
+def test_no_target_shows_its_secrets_when_it_is_printed() -> None:
+    targets = (
+        EngineTarget("e", "http://127.0.0.1:1", api_key="s3cret"),
+        BmcTarget("https://bmc.example", "u", "s3cret"),
+        PduTarget("p", "pdu.example", community="s3cret"),
+        PduTarget("p", "pdu.example", user="u", auth_password="s3cret", privacy_password="s3cret"),
+    )
+    assert "s3cret" not in repr(targets)

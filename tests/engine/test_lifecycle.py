@@ -281,6 +281,12 @@ def test_a_port_that_is_taken_is_named_in_one_line(folder: Path) -> None:
     ]
 
 
+def test_a_name_that_no_host_can_have_is_one_line(folder: Path) -> None:
+    code, lines = finished({"model": str(folder), "host": "é..b"})
+    assert code == 2
+    assert len(lines) == 1 and lines[0].startswith("engine: cannot listen on é..b:")
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -69,6 +69,18 @@ def test_tables_inside_a_section_become_their_dataclass(tmp_path: Path) -> None:
         ("agent = 3\n", "agent must be a table"),
         ('language = "fr"\n', "language 'fr' is not known"),
         ("[agent]\nwebhook_url_file = '/nonexistent'\n", "[agent] webhook_url_file: /nonexistent can't be read"),
+        ('[agent]\nwebhook_url_file = "/a\\u0000b"\n', "agent.webhook_url_file: a NUL"),
+        ("[agent]\nwebhook_url_file = '/dev/zero'\n", "[agent] webhook_url_file: /dev/zero can't be read: > 64 KiB"),
+        ("[agent]\nwebhook_url_file = '/'\n", "can't be read: Is a directory"),
+        ('store = "sqlite:///a\\u0000b"\n', "store: a NUL"),
+        ('[agent]\nengines = [{name = "a\\u0000b"}]\n', "agent.engines.0.name: a NUL"),
+        ('[node]\nname = "a\\nb"\n', "[node] name: use a text of at most 255 characters"),
+        (f'[node]\nrack = "{"r" * 256}"\n', "[node] rack: use a text of at most 255 characters"),
+        ("[node]\nname = [1]\n", "[node] name: use a text"),
+        (f"a = {'[' * 5000}{']' * 5000}\n", "pairscope.toml: "),
+        (f"a = {'{a = ' * 5000}1{'}' * 5000}\n", "pairscope.toml: "),
+        (f"port = {'9' * 5000}\n", "pairscope.toml: "),
+        ("#" * ((1 << 20) + 1), "pairscope.toml: > 1024 KiB"),
     ],
 )
 def test_a_mistake_costs_one_line_that_names_the_place(tmp_path: Path, text: str, said: str) -> None:
@@ -77,6 +89,35 @@ def test_a_mistake_costs_one_line_that_names_the_place(tmp_path: Path, text: str
         settings(gather(path, {}), "agent", Part, store_url="s")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.json", b"[" * 100_000 + b"]" * 100_000),
+        ("deeper.json", b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+        ("half.json", b'{"node": {"name": "\\ud800"}}'),
+        ("binary.toml", bytes(range(256))),
+        ("folder.toml", None),
+    ],
+)
+def test_no_file_however_odd_costs_more_than_a_line(tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = tmp_path / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        gather(path, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_end_is_read_to_its_limit_only() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: > 1024 KiB"):
+        gather(Path("/dev/zero"), {})
+
+
+def test_an_environment_that_nests_without_end_costs_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAIRSCOPE_AGENT", "[" * 30_000)
+    with pytest.raises(ConfigError, match="environment PAIRSCOPE_"):
+        gather(None, {})
 
 
 def test_a_secret_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:

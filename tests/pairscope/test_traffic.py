@@ -66,3 +66,9 @@ def test_a_restarted_engine_is_not_taken_for_others() -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TrafficSettings(**wrong)
+
+
+@pytest.mark.parametrize("url", ["http://é..b", "http://", "ftp://a", "http://a\nb", "http://a:99999"])
+def test_an_address_that_nobody_can_have_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is not an http"):
+        TrafficSettings(url=url)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from telemetry.sample import Sample
-from telemetry.store import Store, StoreError, Where, open_store
+from telemetry.store import Store, StoreError, Where, open_store, public_url
 
 S = 10**9
 # a multiple of an hour, so that buckets of any usual width start here; half a day ago, since a server may keep only recent samples
@@ -444,3 +444,25 @@ def test_a_closed_store_says_so(store: Store) -> None:
     store.close()
     with pytest.raises(StoreError, match="closed"):
         store.write([gpu(0, {"util_pct": 1.0})])
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("influxdb://u:s3cret@h:8086/d?token=s3cret", "influxdb://h:8086/d"),
+        ("influxdb://u:s3@cret@h:8086/d", "influxdb://h:8086/d"),
+        ("influxdb://u:s3cret?x@h/d", "influxdb://***"),
+        ("influxdb://u:s3cret#x@h/d", "influxdb://***"),
+        ("influxdb://u:s3cret@[h/d", "influxdb://[h/d"),
+        ("u:s3cret@h", "h"),
+        ("sqlite:///var/store.db", "sqlite:///var/store.db"),
+    ],
+)
+def test_an_address_is_shown_without_what_is_secret_in_it(url: str, shown: str) -> None:
+    assert public_url(url) == shown
+
+
+def test_an_address_whose_kind_was_forgotten_is_refused_without_its_password() -> None:
+    with pytest.raises(StoreError, match="unknown kind") as refused:
+        open_store("u:s3cret@h:8086/d")
+    assert "s3cret" not in str(refused.value)

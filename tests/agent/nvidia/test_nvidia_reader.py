@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -223,3 +224,17 @@ def test_what_json_has_no_word_for_is_not_sent() -> None:
 def test_timing_survives_the_command_line() -> None:
     timing = ReaderTiming(memory_s=1.5, takeover_s=0.125)
     assert from_argument(to_argument(timing)) == timing
+
+
+def test_the_reader_knows_nothing_of_our_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAIRSCOPE_STORE_TOKEN", "s3cret")
+    monkeypatch.setenv("PAIRSCOPE_AGENT__BMC__PASSWORD", "s3cret")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/where/it/finds/its/library")
+    reader = ReaderProcess(["nvml", to_argument(EVERY_TICK)])
+    assert reader.start()
+    try:
+        environment = psutil.Process(reader.pid).environ()
+    finally:
+        reader.close()
+    assert "s3cret" not in environment.values()
+    assert environment["LD_LIBRARY_PATH"] == "/where/it/finds/its/library"
