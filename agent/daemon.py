@@ -147,6 +147,7 @@ class Agent:
         )
         self._pause = Pause(settings.state_dir)
         self._pausing = threading.Lock()
+        self._is_pause_new = False  # it changed, and nothing has followed from that yet
         self._paused_until_s: float | None = None  # once the devices are let go
         self._sources = collectors_by_source(settings, settings.state_dir, COLLECTORS)
         self._engines = self._meet(self._sources)
@@ -256,8 +257,13 @@ class Agent:
 
     def _look_for_pause(self) -> None:
         """A stat; what follows from a change is done beside the ticks, since a driver may take its time."""
-        if self._pause.look():
-            threading.Thread(target=self._let_go_or_take_back, name="pause", daemon=True).start()
+        self._is_pause_new = self._pause.look() or self._is_pause_new
+        if self._is_pause_new:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # this host has no thread left for us now; the next tick tries again
+                threading.Thread(target=self._let_go_or_take_back, name="pause", daemon=True).start()
+                self._is_pause_new = False
 
     def _let_go_or_take_back(self) -> None:
         with self._pausing:

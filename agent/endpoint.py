@@ -19,6 +19,7 @@ from telemetry.messages import say
 CONCURRENT_LIMIT = 40
 REQUEST_DEADLINE_S = 10.0
 READ_TIMEOUT_S = 5.0
+NO_FILE_WAIT_S = 0.1
 
 Health = Callable[[], tuple[bool, Mapping[str, object]]]
 
@@ -98,14 +99,29 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         self._open[id(request)] = (self.monotonic(), request)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # this host has no thread left for us
+            self._ended(request)
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._open.pop(id(request), None)
-            self._places.release()
+            self._ended(request)
+
+    def _ended(self, request: Any) -> None:
+        self._open.pop(id(request), None)
+        self._places.release()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Where no file can be opened any more the connection stays in the queue, and asking again at once would be a busy loop."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(NO_FILE_WAIT_S)
+            raise
 
     def service_actions(self) -> None:
         """Called four times a second: end what drips."""

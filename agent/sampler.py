@@ -308,12 +308,11 @@ class Sampler:
         return Tick(self._number, wall_ns, monotonic_s)
 
     def _collect(self, tick: Tick) -> list[Sample]:
-        started = [(place, place.worker.start(tick)) for place in self._places]
+        started = [(place, _starts(place, tick)) for place in self._places]
         give_up_s = time.monotonic() + min(ANSWER_WITHIN_S, ANSWER_WITHIN_INTERVALS * self._interval_s)
         samples: list[Sample] = []
         for place, is_running in started:
             if not is_running:
-                place.fail("still busy with an earlier tick", tick.monotonic_s)
                 continue
             try:
                 answer = place.worker.take(tick, give_up_s - time.monotonic())
@@ -356,11 +355,13 @@ class Sampler:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         fields: dict[str, Value] = {
             "tick_ms": tick_ms,
-            "rss_bytes": _resident_bytes(),
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "dropped_total": self.dropped + (storage.dropped_total or 0),
             "errors_delivery_total": self.sink_errors + (storage.errors_total or 0),
         }
+        resident_bytes = _resident_bytes()
+        if resident_bytes is not None:
+            fields["rss_bytes"] = resident_bytes
         if storage.lag_s is not None:
             fields["lag_s"] = storage.lag_s
         if storage.spool_bytes is not None:
@@ -372,6 +373,18 @@ class Sampler:
 
 def _place(source: Collector, tags: Tags) -> Place:
     return Place(source, Worker(f"collect-{source.name}", source.collect), tags)
+
+
+def _starts(place: Place, tick: Tick) -> bool:
+    """Whether the collector is at work for this tick; that it isn't costs nobody but itself."""
+    try:
+        is_running = place.worker.start(tick)
+    except RuntimeError as error:  # this host has no thread left for us
+        place.fail(str(error), tick.monotonic_s)
+        return False
+    if not is_running:
+        place.fail("still busy with an earlier tick", tick.monotonic_s)
+    return is_running
 
 
 def _age(then_s: float | None, now_s: float) -> float | None:
@@ -388,7 +401,10 @@ def _sooner(one: Mapping[str, float | None], other: Mapping[str, float | None]) 
     }
 
 
-def _resident_bytes() -> float:
-    """Resident memory of this process now (getrusage knows only the most it ever was)."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def _resident_bytes(proc: Path = Path("/proc")) -> float | None:
+    """Resident memory of this process now (getrusage knows only the most it ever was); None where it can't be read."""
+    try:
+        pages = int((proc / "self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):  # /proc is hidden, or no file can be opened any more
+        return None
     return float(pages * resource.getpagesize())

@@ -33,15 +33,16 @@ class Worker(Generic[Answer]):
         return self._busy
 
     def start(self, tick: Tick) -> bool:
-        """Begin this tick's job; False when an earlier one is still running (nothing is queued)."""
+        """Begin this tick's job; False when an earlier one is still running (nothing is queued). RuntimeError for want of a thread."""
         with self._turn:
             if self._busy or self._closed:
                 return False
+            if self._thread is None:
+                thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+                thread.start()
+                self._thread = thread
             self._busy = True
             self._asked = tick
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
-                self._thread.start()
             self._turn.notify_all()
             return True
 

@@ -33,7 +33,7 @@ def _is_http(url: str) -> bool:
         parts = httpx.URL(url)
     except httpx.InvalidURL:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.host)
+    return parts.scheme in ("http", "https") and bool(parts.host) and (parts.port is None or 0 < parts.port < 65536)
 
 
 @dataclass(frozen=True, slots=True)

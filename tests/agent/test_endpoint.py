@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -212,6 +214,49 @@ def until_status(served: str, status: int) -> httpx.Response:
             if answer.status_code == status:
                 return answer
     raise AssertionError(f"never {status}")
+
+
+def test_a_host_without_a_thread_left_costs_its_requests_only_and_no_place(
+    served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    refused: list[str] = []
+
+    def no_thread(thread: threading.Thread) -> None:
+        if "process_request" in thread.name:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        for _ in range(CONCURRENT_LIMIT + 1):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{served}/metrics")
+    assert len(refused) > CONCURRENT_LIMIT
+    assert httpx.get(f"{served}/metrics").status_code == 200
+
+
+def test_a_host_without_a_file_left_is_not_asked_in_a_busy_loop(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[float] = []
+    waits: list[float] = []
+
+    def no_file(_server: object) -> None:
+        attempts.append(time.monotonic())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "get_request", no_file)
+        patch.setattr(
+            endpoint_module.time, "sleep", lambda wait_s: waits.append(wait_s) or threading.Event().wait(0.01)
+        )
+        with open_sockets(served, 1)[0]:
+            give_up_s = time.monotonic() + 20
+            while len(attempts) < 5 and time.monotonic() < give_up_s:
+                threading.Event().wait(0.01)
+    assert len(attempts) >= 5
+    assert set(waits) == {endpoint_module.NO_FILE_WAIT_S}
+    assert httpx.get(f"{served}/metrics").status_code == 200
 
 
 def test_a_request_that_drips_is_ended(served: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -145,6 +146,41 @@ def test_a_collector_that_hangs_costs_only_its_own_samples_and_holds_one_thread(
     assert len(stuck.ticks) == 1
     assert [sample.fields["load1"] for sample in run.of("host")] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert run.of("agent")[-1].fields["errors_engine_total"] == 5
+
+
+def test_a_collector_for_which_no_thread_is_left_costs_only_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    left = [False]
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name == "collect-thermal" and not left[0]:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    host, thermal = Source("host"), Source("thermal")
+    run = Run([host, thermal], 2)
+    run.sampler.tick()
+    assert (len(host.ticks), len(thermal.ticks)) == (1, 0)
+    assert run.sampler.errors() == {"host": 0, "thermal": 1}
+    left[0] = True
+    run.sampler.tick()
+    run.sampler.close()
+    assert (len(host.ticks), len(thermal.ticks)) == (2, 1)
+
+
+def test_where_proc_is_hidden_the_agent_ticks_on_without_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(_path: Path, *_how: object, **_more: object) -> str:
+        raise OSError(24, "Too many open files")
+
+    run = Run([Source("host")], 3)
+    run.sampler.tick()
+    monkeypatch.setattr(Path, "read_text", hidden)
+    run.sampler.tick()
+    run.sampler.close()
+    before, after = run.of("agent")
+    assert "rss_bytes" in before.fields
+    assert "rss_bytes" not in after.fields and "cpu_s" in after.fields
 
 
 def test_an_answer_that_comes_after_its_tick_is_never_given_to_another() -> None:
