@@ -22,6 +22,9 @@ from telemetry.sample import Sample, Value
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_MISLEADING = re.compile("[\u2028-\u202e\u2066-\u2069]")
+"""Line and paragraph separators, and what turns the direction of writing, so that a line reads as something else than it is."""
+
 _RESERVED = frozenset({"time"})  # InfluxDB's name of the time column
 
 # one name: ordinary characters, an escaped separator, or a backslash that escapes nothing
@@ -39,8 +42,8 @@ _BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "f
 
 
 def printable(text: str) -> str:
-    """`text` with every control character and lone surrogate turned into a space, so that `encode` takes it."""
-    return _UNPRINTABLE.sub(" ", text)
+    """`text` with every control character, lone surrogate and change of direction turned into a space; `encode` takes it."""
+    return _MISLEADING.sub(" ", _UNPRINTABLE.sub(" ", text))
 
 
 def encode(sample: Sample) -> str:

@@ -105,6 +105,11 @@ def test_printable_text_is_always_taken() -> None:
     assert decode(encode(Sample("event", {}, {"text": text}, 1))).fields["text"] == "line one line two [0m  "
 
 
+def test_printable_text_reads_in_one_direction_and_on_one_line() -> None:
+    assert printable("psu\u202e1 ok\u2066\u2028x\u2029") == "psu 1 ok  x "
+    assert printable("内存 é \u05d0\u200d🙂") == "内存 é \u05d0\u200d🙂"
+
+
 @pytest.mark.parametrize(
     "line",
     ["m x=1", "m x=1 1.5", "m x= 1", "m, x=1 1", "m x=1,y 1", "m x=nan 1", "m x=1_0 1", "m x=１ 1", "m x=1e999 1"],
