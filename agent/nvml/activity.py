@@ -38,7 +38,7 @@ def read(calls: Calls, handle: Any, values: dict[FieldId, Number]) -> dict[str, 
     reasons = calls.ask("event_reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:  # drivers before R535
         reasons = calls.ask("throttle_reasons", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    if reasons is not None and reasons != 2**64 - 1:
+    if reasons is not None:
         fields["throttle_reasons"] = int(reasons) & MASK_63
     pstate = calls.ask("pstate", pynvml.nvmlDeviceGetPerformanceState, handle)
     if pstate is not None and pstate != PSTATE_UNKNOWN:

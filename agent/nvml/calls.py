@@ -26,6 +26,9 @@ SIGNED_FIELDS = frozenset(
 """Offsets below zero: the member siVal is the truth whatever valueType says (as uiVal, -2 reads 4294967294)."""
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
+ALL_ONES = frozenset({2**32 - 1, 2**64 - 1})
+"""What an unsigned answer, of either width, is when a driver fills in a blank."""
+
 _BLANKS = {"uiVal": 2**32 - 1, "ulVal": 2**64 - 1, "ullVal": 2**64 - 1, "usVal": 2**16 - 1}
 """All bits set is the driver's way to say "no value" in an unsigned member."""
 
@@ -69,7 +72,7 @@ class Calls:
             self._note(key, error.value)
             return None
         self.answered += 1
-        return answer
+        return None if type(answer) is int and answer in ALL_ONES else answer
 
     def refuse(self, key: str | FieldId) -> None:
         """Take an answer that can't be right for a refusal."""

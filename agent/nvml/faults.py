@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from agent.nvml.calls import Calls, Number
+from agent.nvml.calls import ALL_ONES, Calls, Number
 
 CORRECTED, UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 SINCE_RESET = 0  # nvmlEccCounterType_t, volatile
@@ -28,13 +28,13 @@ def read(calls: Calls, handle: Any, brand: int | None) -> dict[str, Number]:
             fields[name] = int(errors)
     if brand not in CONSUMER_BRANDS:
         rows = calls.ask("remapped_rows", pynvml.nvmlDeviceGetRemappedRows, handle)
-        if rows is not None:
+        if rows is not None and not ALL_ONES.intersection(rows):
             corrected, uncorrected, pending, failed = rows
             fields["remapped_rows_total"] = int(corrected) + int(uncorrected)
             fields["remap_pending"] = int(bool(pending))
             fields["remap_failed"] = int(bool(failed))
     replays = calls.ask("pcie_replays", pynvml.nvmlDeviceGetPcieReplayCounter, handle)
-    if replays is not None and replays != 2**32 - 1:
+    if replays is not None:
         fields["pcie_replays_total"] = int(replays)
     action = calls.fields(handle, (RECOVERY_ACTION,)).get(RECOVERY_ACTION)
     if action is not None and action < 2**16:

@@ -113,6 +113,7 @@ class Gpu:
         if pids is not None:
             fields["processes"] = len(pids)
         untold = due["processes_due"] and pids is None
+        self._forget_words(fields, memory_due=due["memory_due"])
         fields = self._with_words(fields, due["names_due"])
         facts = self._facts() if due["names_due"] else None
         return Reading(codes.OK, codes.SUCCESS, fields, pids, untold, migs, facts)
@@ -145,6 +146,13 @@ class Gpu:
         if not together and (pids is None or util_pct > 0):
             return None
         return together
+
+    def _forget_words(self, fields: dict[str, Value], *, memory_due: bool) -> None:
+        """A word about a number goes with it."""
+        if "power_w" not in fields:
+            self._words.pop("power_scope", None)
+        if memory_due and "mem_total_bytes" not in fields:
+            self._words.pop("memory_kind", None)
 
     def _with_words(self, fields: dict[str, Value], due: bool) -> dict[str, Value]:
         """Words are told now and then, and when they change: they would be half of every sample."""

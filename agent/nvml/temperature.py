@@ -25,6 +25,7 @@ OFFSET_FIELDS = (SLOWDOWN_OFFSET, MEM_MAX_OFFSET, GPU_MAX_OFFSET)
 GPU_SENSOR = 0  # sensor 1 is the hottest point of the die in new drivers, not the memory
 SLOWDOWN_THRESHOLD, MEM_MAX_THRESHOLD, GPU_MAX_THRESHOLD = 1, 2, 3
 THERMAL_REASONS = 0x20 | 0x40  # software and hardware thermal slowdown
+NO_SIGNED_VALUE = -1  # all bits set
 SIGHTINGS = 3
 """How often margin + temperature must give the same limit before it is believed: the two are read a moment apart."""
 MEM_SIGHTINGS = 5
@@ -56,7 +57,7 @@ class Temperature:
             core = calls.ask("temperature_v", pynvml.nvmlDeviceGetTemperatureV, handle, GPU_SENSOR)
         if core is None:
             core = calls.ask("temperature", pynvml.nvmlDeviceGetTemperature, handle, GPU_SENSOR)
-        if core is not None and _plausible(core):
+        if core is not None and core != NO_SIGNED_VALUE and _plausible(core):
             fields["temp_c"] = float(core)
         memory = values.get(MEMORY_TEMPERATURE)
         if memory and _plausible(memory):  # a memory at exactly 0 °C is a card without the sensor
@@ -125,7 +126,7 @@ class Temperature:
         """The margin is to the nearer of core and memory limit, so the core's is the highest that keeps being seen."""
         if len(self._sightings) > 64:
             self._sightings = Counter(dict(self._sightings.most_common(16)))
-        steady = [celsius for celsius, times in self._sightings.items() if times >= SIGHTINGS]
+        steady = [celsius for celsius, times in self._sightings.items() if times >= SIGHTINGS and 0 < celsius < 200]
         return float(max(steady)) if steady else None
 
     def _seen_mem_limit(self) -> float | None:

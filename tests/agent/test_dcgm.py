@@ -231,7 +231,10 @@ def test_a_gpu_that_pods_share_is_one_series(server: ExporterEndpoint, ticks: Ti
     text = server.text
     server.text = lambda: text() + text().replace('Hostname="n07"', 'Hostname="n07",pod="b"')  # type: ignore[method-assign]
     samples = [sample for sample in ticks.scrape() if sample.measurement == "gpu"]
-    assert len(samples) == 2
+    assert [(sample.fields["util_pct"], sample.fields["power_w"]) for sample in samples] == [
+        (98.0, 512.5),
+        (45.0, 301.25),
+    ]
 
 
 def test_a_gpu_without_a_uuid_is_known_by_its_pci_address(server: ExporterEndpoint, ticks: Ticks) -> None:
@@ -281,10 +284,12 @@ def test_a_zero_is_a_value(server: ExporterEndpoint, ticks: Ticks) -> None:
 @pytest.mark.parametrize("blank", [2147483632.0, 2147483635.0, 9223372036854775794.0, 18446744073709551615.0, 2.0**47])
 def test_dcgms_marks_for_none_are_absent_and_named(server: ExporterEndpoint, ticks: Ticks, blank: float) -> None:
     names = ("DEV_MEMORY_TEMP", "DEV_POWER_USAGE", "DEV_FB_USED", "PROF_SM_ACTIVE", "DEV_XID_ERRORS")
-    server.devices = (with_extra(FIRST, **dict.fromkeys(names, blank)), SECOND)
+    boundless = ("DEV_PCIE_REPLAY_COUNTER", "DEV_ECC_SBE_VOL_TOTAL", "PROF_PCIE_RX_BYTES")  # no bound would catch these
+    server.devices = (with_extra(FIRST, **dict.fromkeys(names + boundless, blank)), SECOND)
     samples = ticks.scrape()
     fields = by_index(samples)["0"].fields
     assert not {"mem_temp_c", "power_w", "mem_used_bytes", "mem_total_bytes", "sm_active_pct"} & fields.keys()
+    assert not {"pcie_replays_total", "ecc_corrected_total", "pcie_rx_bytes_s"} & fields.keys()
     assert fields["temp_c"] == 61.0
     assert "DCGM_FI_DEV_MEMORY_TEMP" in ticks.texts()
     assert not events(samples)

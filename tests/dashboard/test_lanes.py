@@ -71,6 +71,12 @@ def test_two_gpus_are_drawn_as_the_hottest_and_the_slowest() -> None:
     assert lanes["power"][0].last == 600.0
 
 
+def test_a_zero_counts_in_a_mean_and_what_is_absent_does_not() -> None:
+    history = columns(power_w=[("0", [0.0] * 10), ("1", [90.0] * 10), ("2", [None] * 10)])
+    lanes = {lane.name: lane.curves for lane in drawn_lanes(gpus("0", "1", "2"), history, "en")}
+    assert lanes["power"][0].last == 45.0
+
+
 def test_a_single_gpu_is_not_called_the_hottest_of_one() -> None:
     lanes = drawn_lanes(gpus("0"), columns(temp_c=[("0", [70.0] * 10)]), "en")
     assert lanes[0].curves[0].which == ""

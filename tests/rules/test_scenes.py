@@ -76,6 +76,7 @@ TWINS: dict[str, Fault | None] = {
     "longer prompts and nothing lost": longer_prompts_fewer_tokens,
     "half the demand": bend(running=18),
     "no demand": bend(running=0, util=0, power=90),
+    "a link that rests with its card": bend(running=0, util=0, power=90, pcie_gen=1),
     "double the demand": bend(running=78),
     "a hiccup of eight seconds": lambda m: setattr(m, "frozen", m.t < AT + 8),
     "a busy host": bend(cpu=75, load1=20),

@@ -297,6 +297,44 @@ def test_a_blank_of_all_ones_is_absent(host: Host, fid: int, kind: int, field: s
     assert field not in gpus(host.tick())["0001"].fields
 
 
+def test_a_number_with_all_bits_set_is_none(host: Host) -> None:
+    card = host.scenario.gpu(1)  # the one that answers by plain calls
+    host.scenario.refuse_field(1, *range(320))
+    for name in (
+        "gpu_util",
+        "mem_util",
+        "fan",
+        "pcie_gen",
+        "pcie_gen_max",
+        "pcie_width",
+        "pcie_width_max",
+        "pcie_replays",
+    ):
+        setattr(card, name, 2**32 - 1)
+    for name in (
+        "power_mw",
+        "enforced_mw",
+        "requested_mw",
+        "default_mw",
+        "pcie_tx_kib",
+        "pcie_rx_kib",
+        "remap_corrected",
+    ):
+        setattr(card, name, 2**32 - 1)
+    for name in ("reasons", "mem_total", "mem_used", "energy_mj", "ecc_corrected", "ecc_uncorrected"):
+        setattr(card, name, 2**64 - 1)
+    for kind in range(4):
+        card.clock[kind] = card.clock_max[kind] = 2**32 - 1
+    for kind in range(8):
+        card.threshold[kind] = 2**32 - 1
+    card.temperature, card.pstate = -1, 2**32 - 1
+    card.process_count = 0
+    host.collector()
+    host.tick()
+    fields = gpus(host.tick())["0002"].fields
+    assert set(fields) - {"temp_c"} == {"state", "source", "name", "driver", "xid_total", "processes"}
+
+
 def test_implausible_numbers_are_absent(host: Host) -> None:
     gpu = host.scenario.gpu(0)
     gpu.gpu_util, gpu.temperature, gpu.pstate, gpu.mem_used = 101, 255, 32, gpu.mem_total + 1

@@ -68,7 +68,7 @@ def test_what_a_call_brings_after_its_hang_is_not_written_as_fresh(host: Host) -
     host.scenario.hang(0, "pstate")
     for _ in range(12):
         host.tick()
-    host.scenario.gpu(0).temperature = 30
+    host.scenario.gpu(0).temperature, host.scenario.gpu(0).gpu_util = 30, 7  # one is read after what hangs, one before
     host.scenario.refuse_field(0, 308)
     host.scenario.release()
     late = []
@@ -76,7 +76,7 @@ def test_what_a_call_brings_after_its_hang_is_not_written_as_fresh(host: Host) -
         late += [sample for sample in host.tick() if sample.tags.get("gpu") == "0" and sample.fields["state"] == 0]
         time.sleep(0.01)
     assert late
-    assert {sample.fields["temp_c"] for sample in late} == {30.0}
+    assert {(sample.fields["util_pct"], sample.fields["temp_c"]) for sample in late} == {(7.0, 30.0)}
 
 
 def test_all_gpus_may_hang_and_the_reader_stays_one_process(host: Host) -> None:

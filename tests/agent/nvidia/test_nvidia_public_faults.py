@@ -9,6 +9,7 @@
 | l9gpu 0.2.3: the second version's memory call on an old library | the first version's call; a floor on nvidia-ml-py |
 | dcgm-exporter: 9.2e18 for a blank | all bits set is absent |
 | nvitop#139, #145; rossumai/nvgpu#6; pytorch/serve#1722 | one GPU's or field's failure costs itself only |
+| gpud#215 | reasons of a card that refuses them, beside one that tells them |
 | gpud#1183 | a symbol that an old driver lacks |
 | nvitop#195; gpud#1170, #1084 | unified memory is never a total of 0 |
 | gpud#351; nvidia_gpu_exporter#384 | row remapping: a consumer card, and one refusal is the last question |
@@ -60,6 +61,16 @@ def test_a_throttle_bit_keeps_its_number_beside_another_gpus(shared_host: Host, 
     shared_host.scenario.gpu(0).reasons, shared_host.scenario.gpu(1).reasons = bit, bit << 1
     seen = gpus(shared_host.tick())
     assert (seen["0001"].fields["throttle_reasons"], seen["0002"].fields["throttle_reasons"]) == (bit, bit << 1)
+
+
+def test_reasons_that_one_card_refuses_are_absent_and_anothers_stand(host: Host) -> None:
+    """gpud#215: what is not supported was asked for, and what is supported was not."""
+    host.scenario.refuse(0, "event_reasons", "throttle_reasons")
+    host.scenario.gpu(1).reasons = 0
+    host.collector()
+    seen = gpus(host.tick())
+    assert "throttle_reasons" not in seen["0001"].fields
+    assert seen["0002"].fields["throttle_reasons"] == 0
 
 
 def test_throttle_time_of_each_cause_moves_its_own_counter(host: Host) -> None:
