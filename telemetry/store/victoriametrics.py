@@ -7,7 +7,8 @@ How a sample is laid out as series is told in `victoriametrics_series`. What can
 - of two different values of one field at one time one stays, not surely the later (of two texts likewise);
 - samples are not deleted: there is one -retentionPeriod for all, and `prune` says so when something would have to go;
 - what is older than that, or two days ahead, the server drops in silence: it is refused here;
-- after an acknowledged write the server holds the samples in memory for about a second, and loses them if it is killed then.
+- what the server acknowledged it may still lose when it is killed within some ten seconds: the writer keeps its last minute, and sends
+  it again when the server was started anew or gave no answer for a while. What a writer wrote that is gone by then is lost.
 
 What one store object wrote it also reads at once; others see it after about a second. No sample is ever carried on into a gap, and
 neither -search.latencyOffset nor the response cache changes an answer. Without -dedup.minScrapeInterval=1ms on the server, ranges
@@ -25,6 +26,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -69,6 +71,9 @@ DAY_MS = 86_400_000
 AHEAD_MS = 2 * DAY_MS  # the server ignores what is further in the future
 _ASIDE_MS = 1000 * DAY_MS
 """Ranges are asked as of so long ago with an offset back: on its newest 30 s the server would repeat earlier values otherwise."""
+_TAIL_S = 60.0
+_TAIL_BYTES = 32 << 20
+_LOOK_S = 20.0
 _POINTS = 10_000  # in one answer, of at most 30,000
 _WINDOWS = 64
 _NEAR_MS = 10_000
@@ -113,12 +118,15 @@ def parse(url: str) -> Address:
             f"store {shown}: unknown option {', '.join(sorted(unknown))}; known are db, token, token_file, ca_file, verify"
         )
     db = options.get("db", "")
+    ca_file = options.get("ca_file")
+    if ca_file is not None and not os.access(ca_file, os.R_OK):
+        raise StoreError(f"store {shown}: ca_file {ca_file}: can't be read")
     return Address(
         f"{'https' if parts.scheme == 'victoriametricss' else 'http'}://{name}:{port}{prefix}",
         shown + (f"?{urlencode({'db': db})}" if db else ""),
         db,
         options.get("verify", "1") not in ("0", "false", "no"),
-        options.get("ca_file"),
+        ca_file,
         _authorization(shown, options, parts.username, parts.password),
     )
 
@@ -145,6 +153,7 @@ class Server:
     is_read_only: bool = False
     size_bytes: int | None = None
     free_bytes: int | None = None
+    started_s: float | None = None
 
     @property
     def retention_ms(self) -> int | None:
@@ -177,19 +186,19 @@ class VictoriaStore:
         self.url = self._address.shown
         self.rolls_up = False
         verify = self._address.verify_tls
-        try:
-            self._pool: PoolManager | None = PoolManager(
-                maxsize=8,
-                timeout=TIMEOUT,
-                retries=False,
-                cert_reqs="CERT_REQUIRED" if verify else "CERT_NONE",
-                ca_certs=self._address.ca_file,
-            )
-        except OSError as error:
-            raise StoreError(f"store {self.url}: ca_file {self._address.ca_file}: {error.strerror}") from None
+        self._pool: PoolManager | None = PoolManager(
+            maxsize=8,
+            timeout=TIMEOUT,
+            retries=False,
+            cert_reqs="CERT_REQUIRED" if verify else "CERT_NONE",
+            ca_certs=self._address.ca_file,
+        )
         self._server: Server | None = None
         self._lock = threading.Lock()
         self._unflushed = False  # something of ours may not be readable yet
+        self._tail: deque[tuple[float, bytes]] = deque()  # what was acknowledged, and when
+        self._looked_s = float("-inf")  # at when the server was started
+        self._was_lost = False
 
     def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -225,6 +234,7 @@ class VictoriaStore:
                 f"store {self.url}: TLS failed ({why}); check the certificate, or name its ca_file"
             ) from None
         except (HTTPError, OSError) as error:
+            self._was_lost, self._looked_s = True, float("-inf")
             why = " ".join(str(error).split(": ", 1)[-1].split())[:300]
             raise StoreDown(
                 f"store {self.url}: no answer from {self._address.base} ({why}); is the server running?"
@@ -297,6 +307,7 @@ class VictoriaStore:
         flags = {found["name"]: found["value"] for found in _FLAG.finditer(text)}
         version = re.search(r'^vm_app_version\{.*?short_version="([^"]*)"', text, re.MULTILINE)
         sizes = re.findall(r"^vm_data_size_bytes\{[^}]*\} (\S+)", text, re.MULTILINE)
+        started = re.search(r"^process_start_time_seconds (\S+)", text, re.MULTILINE)
         free = re.findall(r"^vm_free_disk_space_bytes\{[^}]*\} (\S+)", text, re.MULTILINE)
         return Server(
             version[1] if version else "",
@@ -305,6 +316,7 @@ class VictoriaStore:
             re.search(r"^vm_storage_is_read_only\{[^}]*\} 1$", text, re.MULTILINE) is not None,
             round(sum(map(float, sizes))) if sizes else None,
             round(float(free[0])) if free else None,
+            float(started[1]) if started else None,
         )
 
     # --- writing
@@ -321,6 +333,7 @@ class VictoriaStore:
                 refused.append(Rejected(sample, reason))
             else:
                 kept.append(sample)
+        self._send_again_what_may_be_lost()
         unlike = merged(kept)
         for start in range(0, len(unlike), BATCH_SAMPLES):
             refused += self._write(unlike[start : start + BATCH_SAMPLES])
@@ -346,14 +359,36 @@ class VictoriaStore:
         """One request, and as few more as it takes to find what the server refuses."""
         body = gzip.compress("".join(map(lines, samples)).encode("utf-8"), compresslevel=1, mtime=0)
         try:
-            self._call("/write", body=body, query=f"?{urlencode({'db': self._address.db})}" if self._address.db else "")
+            self._post(body)
         except _Refused as refused:
             if len(samples) == 1:
                 return [Rejected(samples[0], refused.reason)]
             half = len(samples) // 2
             return self._write(samples[:half]) + self._write(samples[half:])
-        self._unflushed = True
+        with self._lock:
+            self._tail.append((time.monotonic(), body))
         return []
+
+    def _post(self, body: bytes) -> None:
+        self._call("/write", body=body, query=f"?{urlencode({'db': self._address.db})}" if self._address.db else "")
+        self._unflushed = True
+
+    def _send_again_what_may_be_lost(self) -> None:
+        """All of the last minute, if the server was started anew, or may have been while it gave no answer; copies do no harm."""
+        now_s = time.monotonic()
+        with self._lock:
+            while self._tail and (
+                self._tail[0][0] < now_s - _TAIL_S or sum(len(body) for _, body in self._tail) > _TAIL_BYTES
+            ):
+                self._tail.popleft()
+            if now_s - self._looked_s < _LOOK_S:
+                return
+            before, kept = self.server().started_s, list(self._tail)
+        started_s = self.server(again=True).started_s
+        if self._was_lost or started_s != before:
+            for _, body in kept:
+                self._post(body)
+        self._was_lost, self._looked_s = False, now_s
 
     def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
         return False
