@@ -37,12 +37,13 @@ from agent.retention import Keep, Retention, keeps_itself
 from agent.sampler import (
     COLLECTORS,
     DEPENDS_ON,
-    SLOW_FIELDS,
+    SLOW_KINDS,
     SLOW_SOURCES,
     Sampler,
     Storage,
     acquaint,
     collectors_by_source,
+    slow_fields,
     slow_measurements,
 )
 from agent.settings import AgentSettings, EngineTarget
@@ -119,7 +120,9 @@ class Agent:
         self._clock = SystemClock()
         self._open_state_folder()
         self._check_store()
-        self._latest = LatestSamples(settings.interval_s, SLOW_FIELDS, slow_measurements(settings), SLOW_SOURCES)
+        self._latest = LatestSamples(
+            settings.interval_s, slow_fields(settings), slow_measurements(settings), SLOW_SOURCES, SLOW_KINDS
+        )
         self._watchdog = _watchdog_is_wanted(os.environ)
         self._said = ""
         try:
@@ -215,7 +218,7 @@ class Agent:
         going_on = {name: source for name, source in self._sources.items() if name not in anew} | made
         sources = {name: going_on[name] for name in COLLECTORS if name in going_on}
         engines = self._meet(sources)
-        self._latest.keep(now.interval_s, slow_measurements(now))
+        self._latest.keep(now.interval_s, slow_fields(now), slow_measurements(now))
         taken = self._sampler.change([*sources.values(), self._hosting], now.tags, now.interval_s)
         taken.wait(2 * before.interval_s + ENGINE_GRACE_S)
         with self._pausing:

@@ -22,7 +22,9 @@ class LatestSamples:
     `slow` names the fields, by measurement, that are not in every sample of a series, and for how many seconds the last value of
     each stands: it is shown with the newest sample, unless a `state` since then says that the device is out. `slow_measurements`
     names those that come as a whole less often than once a tick, and for how many seconds a sample of theirs stands; `slow_sources`
-    does so for the sources (a sample's field `source`) that speak of a measurement which others read at every tick.
+    does so for the sources (a sample's field `source`) that speak of a measurement which others read at every tick, and `slow_kinds`
+    for engines (a sample's tag `kind`) that are asked for their metrics less often: what they told stands until then, beside its age
+    in `stats_age_s`, unless `up` since then says that they don't answer.
     """
 
     def __init__(
@@ -31,19 +33,24 @@ class LatestSamples:
         slow: Mapping[str, Mapping[str, float]] | None = None,
         slow_measurements: Mapping[str, float] | None = None,
         slow_sources: Mapping[str, float] | None = None,
+        slow_kinds: Mapping[str, float] | None = None,
     ) -> None:
         self._keep_s = STALE_AFTER_INTERVALS * interval_s
         self._slow = slow or {}
         self._slow_measurements = slow_measurements or {}
         self._slow_sources = slow_sources or {}
-        self._held: dict[Key, dict[str, tuple[float, Value]]] = {}
+        self._slow_kinds = slow_kinds or {}
+        self._held: dict[Key, dict[str, tuple[float, Value]]] = {}  # until when each stands
         self._lock = threading.Lock()
         self._newest: dict[Key, tuple[float, Sample]] = {}
 
-    def keep(self, interval_s: float, slow_measurements: Mapping[str, float]) -> None:
-        """Go on with another interval and other slow measurements."""
+    def keep(
+        self, interval_s: float, slow: Mapping[str, Mapping[str, float]], slow_measurements: Mapping[str, float]
+    ) -> None:
+        """Go on with another interval, other slow fields and other slow measurements."""
         with self._lock:
             self._keep_s = STALE_AFTER_INTERVALS * interval_s
+            self._slow = slow
             self._slow_measurements = slow_measurements
 
     def publish(self, samples: Iterable[Sample], monotonic_s: float) -> None:
@@ -74,19 +81,25 @@ class LatestSamples:
         return now_s - then_s > max(self._keep_s, by_measurement_s, by_source_s)
 
     def _hold(self, key: Key, sample: Sample, monotonic_s: float) -> None:
-        slow = self._slow.get(sample.measurement)
-        if slow:
-            if sample.fields.get("state", 0) != 0:
-                self._held.pop(key, None)
-            for name in slow.keys() & sample.fields.keys():
-                self._held.setdefault(key, {})[name] = (monotonic_s, sample.fields[name])
+        if sample.fields.get("state", 0) != 0:
+            self._held.pop(key, None)
+        if sample.fields.get("up", 1) == 0 and key in self._held:
+            # its processes are looked at whether it answers or not
+            self._held[key] = {name: held for name, held in self._held[key].items() if name.startswith("proc_")}
+        if sample.fields.get("probe_ok") == 0:
+            self._held.get(key, {}).pop("probe_s", None)  # how long the last good one took
+        slow = self._slow.get(sample.measurement, {})
+        of_kind_s = self._slow_kinds.get(sample.tags.get("kind", ""), 0.0) if sample.measurement == "engine" else 0.0
+        for name, value in sample.fields.items():
+            stands_s = slow.get(name, of_kind_s)
+            if stands_s:
+                self._held.setdefault(key, {})[name] = (monotonic_s + stands_s, value)
 
     def _with_held(self, key: Key, sample: Sample, monotonic_s: float) -> Sample:
         held = self._held.get(key)
         if not held:
             return sample
-        slow = self._slow[sample.measurement]
-        standing = {name: value for name, (then_s, value) in held.items() if monotonic_s - then_s <= slow[name]}
+        standing = {name: value for name, (until_s, value) in held.items() if monotonic_s <= until_s}
         return replace(sample, fields={**standing, **sample.fields})
 
 

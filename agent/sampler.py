@@ -18,6 +18,7 @@ from agent.collectors.amd import amd_collector
 from agent.collectors.ascend import AscendCollector
 from agent.collectors.clock_offset import EVERY_S as CLOCK_OFFSET_EVERY_S
 from agent.collectors.clock_offset import ClockOffsetCollector
+from agent.collectors.dialects.registry import DIALECTS
 from agent.collectors.engine import EngineCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.interface import Beside, Collector, Tags, Tick
@@ -79,6 +80,13 @@ SLOW_FIELDS: Mapping[str, Mapping[str, float]] = {
 """The fields that a collector doesn't read at every tick, and for how many seconds their last value stands."""
 
 
+def slow_fields(settings: AgentSettings) -> Mapping[str, Mapping[str, float]]:
+    """SLOW_FIELDS, and what the settings say: a probe's answer stands until the next one."""
+    probed_s = max((engine.probe_every_s for engine in settings.engines), default=0.0)
+    probe = dict.fromkeys(("probe_ok", "probe_s"), bmc.KEPT_PERIODS * probed_s) if probed_s else {}
+    return {**SLOW_FIELDS, "engine": {**SLOW_FIELDS["engine"], **probe}}
+
+
 def slow_measurements(settings: AgentSettings) -> dict[str, float]:
     """The measurements that are not read at every tick, and for how many seconds their last sample stands."""
     kept = {"mig": min(SLOW_FIELDS["mig"].values())}
@@ -93,6 +101,13 @@ def slow_measurements(settings: AgentSettings) -> dict[str, float]:
 
 SLOW_SOURCES: Mapping[str, float] = dict.fromkeys(("dcgm", "ascend"), exporter.KEPT_S)
 """The sources (field `source`) that don't speak in every tick, and for how many seconds their last sample stands."""
+
+MISSED_SCRAPES = 2.5
+
+SLOW_KINDS: Mapping[str, float] = {
+    dialect.kind: MISSED_SCRAPES * dialect.scrape_every_s for dialect in DIALECTS if dialect.scrape_every_s
+}
+"""The kinds of engines that must not be asked at every tick, and for how many seconds stands what their metrics told."""
 
 
 ANSWER_WITHIN_INTERVALS = 0.9

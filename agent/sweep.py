@@ -92,9 +92,11 @@ class _Seen:
 
 
 def _with_slow_fields(before: Sample | None, now: Sample) -> Sample:
-    """What is not read at every tick stands until the next reading, unless the device is out."""
-    if before is None or now.fields.get("state", 0) != 0:
+    """What is not read at every tick stands until the next reading, unless the device is out or the engine down."""
+    if before is None or now.fields.get("state", 0) != 0 or 0 in (before.fields.get("up"), now.fields.get("up")):
         return now
+    if now.measurement == "engine":  # some must not be asked at every tick
+        return replace(now, fields={**before.fields, **now.fields})
     slow = SLOW_FIELDS.get(now.measurement, {})
     standing = {name: value for name, value in before.fields.items() if name in slow}
     return replace(now, fields={**standing, **now.fields})

@@ -9,6 +9,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent import endpoint as endpoint_module
 from agent.endpoint import CONCURRENT_LIMIT, CannotServe, Endpoint, is_loopback
 from agent.latest import LatestSamples, prometheus_text
+from agent.sampler import SLOW_KINDS, slow_fields
+from agent.settings import AgentSettings, EngineTarget
 from telemetry.catalogue import MEASUREMENTS
 from telemetry.sample import Sample, Value
 
@@ -104,6 +107,29 @@ def test_a_slow_field_stands_for_its_own_time_and_not_beside_a_state_that_says_o
     latest.publish([Sample("gpu", NODE, {"state": 4}, 28)], 28.0)
     latest.publish([Sample("gpu", NODE, {"state": 0}, 29)], 29.0)
     assert latest.fresh(29.0) == [Sample("gpu", NODE, {"state": 0}, 29)]
+
+
+def test_what_an_engine_told_stands_until_it_is_asked_again_and_not_once_it_is_down() -> None:
+    target = EngineTarget("a", "http://127.0.0.1:1", probe_every_s=20.0)
+    settings = AgentSettings(Path("/nowhere"), "sqlite:///x.db", node="n1", engines=(target,))
+    latest = LatestSamples(1.0, slow_fields(settings), {}, {}, SLOW_KINDS)
+    slow, fast = ({**NODE, "engine": kind, "kind": kind} for kind in ("llamacpp", "vllm"))
+    told: dict[str, Value] = {"up": 1, "generation_tokens_total": 7, "stats_age_s": 0.0, "probe_ok": 1, "probe_s": 0.5}
+
+    def shown(second: float) -> list[set[str]]:
+        return [set(sample.fields) - {"up", "stats_age_s"} for sample in latest.fresh(second)]
+
+    latest.publish([Sample("engine", tags, told, 1) for tags in (slow, fast)], 100.0)
+    for second in range(101, 162):
+        now: dict[str, Value] = {"up": 1, "stats_age_s": second - 100.0}
+        latest.publish([Sample("engine", tags, now, second) for tags in (slow, fast)], float(second))
+        probed = {"probe_ok", "probe_s"} if second <= 160 else set()
+        assert shown(float(second)) == [probed | ({"generation_tokens_total"} if second <= 125 else set()), probed]
+    latest.publish([Sample("engine", slow, told, 200)], 200.0)
+    latest.publish([Sample("engine", slow, {"up": 1, "probe_ok": 0}, 201)], 201.0)
+    assert shown(201.0) == [{"generation_tokens_total", "probe_ok"}]
+    latest.publish([Sample("engine", slow, {"up": 0, "starting": 0}, 202)], 202.0)
+    assert shown(202.0) == [{"starting"}]
 
 
 @pytest.fixture

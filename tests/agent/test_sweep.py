@@ -30,7 +30,8 @@ class Plain:
         if self._raises:
             raise OSError("gone")
         fields = self._fields.pop(0) if self._fields else None
-        tags = {**TAGS, "gpu": "0", "uuid": "GPU-1"} if self.name == "gpu" else TAGS
+        own = {"gpu": {"gpu": "0", "uuid": "GPU-1"}, "engine": {"engine": "chat"}}
+        tags = {**TAGS, **own.get(self.name, {})}
         return [Sample(self.name, tags, fields, tick.time_ns)] if fields else []
 
     def close(self) -> None:
@@ -104,3 +105,15 @@ def test_what_is_not_read_at_every_tick_stands_unless_the_device_is_out(
     lost = swept(tmp_path, monkeypatch, Plain("gpu", [full, {"state": 1}]))
     (gpu,) = (sample for sample in lost.samples if sample.measurement == "gpu")
     assert gpu.fields == {"state": 1}
+
+
+def test_what_an_engine_told_in_the_first_tick_is_shown_though_it_is_not_asked_in_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, float | int] = {"up": 1, "requests_running": 3.0, "stats_age_s": 0.1}
+    well = swept(tmp_path, monkeypatch, Plain("engine", [told, {"up": 1, "stats_age_s": 1.1}]))
+    (engine,) = (sample for sample in well.samples if sample.measurement == "engine")
+    assert engine.fields == {"up": 1, "requests_running": 3.0, "stats_age_s": 1.1}
+    down = swept(tmp_path, monkeypatch, Plain("engine", [told, {"up": 0, "starting": 0}]))
+    (engine,) = (sample for sample in down.samples if sample.measurement == "engine")
+    assert engine.fields == {"up": 0, "starting": 0}
