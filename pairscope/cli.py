@@ -40,7 +40,8 @@ from pairscope.config import (
     redacted,
     settings,
 )
-from pairscope.copying import Stopped, print_summary, select, stoppable, tell, when
+from pairscope.copying import Stopped, print_summary, select, span_option, stoppable, tell, when
+from pairscope.export import FORMATS, CsvWriter, MakeWriter, Shape, export, export_into, places_of
 from pairscope.judge import judge_live, judge_recording, print_diagnoses
 from pairscope.moment import moment_ns
 from pairscope.plan import plan_up
@@ -58,6 +59,7 @@ from telemetry.catalogue import MEASUREMENTS
 from telemetry.messages import LANGUAGES, say, terminal_language
 from telemetry.process import die_with_parent, stop_event
 from telemetry.store import StoreDown, StoreError, open_store, public_url
+from telemetry.store.buckets import AGGREGATES
 
 SPOKEN = terminal_language()
 
@@ -565,6 +567,85 @@ def replay_command(
             for line, warning in replayed_lines(recording, url, plan, done):
                 tell(line, warning=warning)
         raise typer.Exit(1 if done.bad_lines or done.refused or done.ends_early or not done.samples else 0)
+
+
+@app.command("export", help=r("export.about"))
+def export_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet|OUT.csv|FOLDER", help=r("export.out"))],
+    start: FromOption = None,
+    end: ToOption = None,
+    last: LastOption = None,
+    node: NodesOption = None,
+    measurement: MeasurementsOption = None,
+    fields: Annotated[list[str] | None, typer.Option("--field", metavar="NAME", help=r("export.field"))] = None,
+    every: Annotated[str | None, typer.Option("--every", metavar="SPAN", help=r("export.every"))] = None,
+    how: Annotated[str | None, typer.Option("--as", metavar="|".join(AGGREGATES), help=r("export.how"))] = None,
+    wide: Annotated[bool, typer.Option("--wide", help=r("export.wide"))] = False,
+    format_: Annotated[str | None, typer.Option("--format", metavar="|".join(FORMATS), help=r("export.format"))] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        configuration = gather(config, overrides(state_dir=state_dir, store=store, lang=lang), lang)
+        language, url = configuration.language, configuration.store_url
+        wanted = select(
+            start=start,
+            end=end,
+            last=last,
+            nodes=node,
+            measurements=measurement,
+            now_ns=time.time_ns(),
+            language=language,
+        )
+        if how is not None and how not in AGGREGATES:
+            raise Refused(r("export.how_wrong", text=how, known=", ".join(AGGREGATES)))
+        if how is not None and every is None:
+            raise Refused(r("export.how_needs_every", text=how))
+        every_ns = None if every is None else span_option(every, "--every", language)
+        shape = Shape(tuple(fields or ()), every_ns, how or "auto", wide, language)
+        kind, places = places_of(out, wanted.measurements, format_, language)
+        make: MakeWriter = CsvWriter
+        if kind == "parquet":
+            try:
+                from pairscope.parquet import ParquetWriter
+            except ModuleNotFoundError as error:
+                raise Refused(t("extra_missing", module=error.name, extra="export")) from None
+            make = ParquetWriter
+        what = say("recording.export.working", language, store=public_url(url))
+        word = say("recording.samples_word", language)
+        try:
+            with (
+                closing(open_for_reading(url, language)) as source,
+                stoppable(),
+                shown(what, float(wanted.end_ns - wanted.start_ns), word) as advance,
+            ):
+                done = export_into(
+                    out,
+                    places,
+                    lambda: export(source, wanted, shape, places, make, force=force, advance=advance),
+                    language,
+                )
+        except Stopped as stopped:
+            tell(say("recording.stopped", language, path=out))
+            raise typer.Exit(stopped.code) from None
+        except Nothing:
+            shown_url, begins, ends = public_url(url), when(wanted.start_ns), when(wanted.end_ns)
+            tell(say("recording.nothing", language, store=shown_url, start=begins, end=ends))
+            raise typer.Exit(1) from None
+        if as_json:
+            files = [
+                {"path": str(one.path), "measurement": one.measurement, "rows": one.rows, "bytes": one.bytes}
+                for one in done
+            ]
+            print_summary({"store": public_url(url), "format": kind, "files": files})
+            return
+        for one in done:
+            key = "recording.export.done"
+            tell(say(key, language, rows=one.rows, measurement=one.measurement, bytes=one.bytes, path=one.path))
 
 
 @app.command("traffic", help=t("traffic.about"))

@@ -65,7 +65,7 @@ def select(
     end_ns = now_ns if end is None else _moment(end, "--to", language)
     start_ns = end_ns - DEFAULT_SPAN_NS
     if last:
-        start_ns = end_ns - _span(last, "--last", language)
+        start_ns = end_ns - span_option(last, "--last", language)
     elif start:
         start_ns = _moment(start, "--from", language)
     if end is None and ahead:
@@ -83,7 +83,7 @@ def _moment(text: str, option: str, language: str) -> int:
         raise CannotCopy(say("recording.when_wrong", language, option=option, text=text)) from None
 
 
-def _span(text: str, option: str, language: str) -> int:
+def span_option(text: str, option: str, language: str) -> int:
     try:
         return span_ns(text)
     except ValueError:
