@@ -1,8 +1,9 @@
 """How fast the stores are: `python bench/store.py [--gpus 1000] [--seconds 60]`.
 
 A fleet's samples of 40 numeric fields a GPU are written once a second through `Store.write`, then asked for as the pages do. Prints
-one table with a column for each store: SQLite, and a real influxd where one is installed. All times are of this machine, client
-and server together; `cpu` counts this process only.
+one table with a column for each store: SQLite, a real influxd and a real VictoriaMetrics where they are installed (the latter with
+-dedup.minScrapeInterval=1ms, as `pairscope store init` asks for). All times are of this machine, client and server together; `cpu`
+counts this process only.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ def main() -> int:
             stores["influxdb"] = stack.enter_context(influxd(program, folder))
         else:
             print("influxd is not installed: its column is left out", file=sys.stderr)
+        program = shutil.which("victoria-metrics")
+        if program is not None:
+            stores["victoriametrics"] = stack.enter_context(victoria_metrics(program, folder))
+        else:
+            print("victoria-metrics is not installed: its column is left out", file=sys.stderr)
         for name, url in stores.items():
             names.append(name)
             store = open_store(url)
@@ -195,6 +201,28 @@ def influxd(program: str, folder: Path) -> Iterator[str]:
             except (urllib.error.URLError, ConnectionError):
                 time.sleep(0.1)
         yield f"influxdb://127.0.0.1:{http}/bench"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def victoria_metrics(program: str, folder: Path) -> Iterator[str]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    home = folder / "victoriametrics"
+    flags = [f"-httpListenAddr=127.0.0.1:{port}", f"-storageDataPath={home}", "-dedup.minScrapeInterval=1ms"]
+    with (folder / "victoriametrics.log").open("wb") as log:
+        process = subprocess.Popen([program, *flags], stdout=log, stderr=log)
+    try:
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        yield f"victoriametrics://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agent import daemon
+from agent.collectors.interface import Finding
 from agent.doctor.examination import Patient, examine, worst
 from agent.doctor.running import without_paused
 from agent.reload import ConfigurationRefused
@@ -30,6 +31,7 @@ from agent.sweep import sweep
 from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
 from pairscope import __version__, doctor, pausing, traffic, up
+from pairscope import store as storing
 from pairscope.config import (
     SECTIONS,
     ConfigError,
@@ -312,6 +314,44 @@ def doctor_command(
         else:
             doctor.print_findings(found, Console(highlight=False), made.language)
         raise typer.Exit(doctor.EXIT_CODES[worst(found)])
+
+
+store_app = typer.Typer(help=say("store.about", SPOKEN), no_args_is_help=True)
+app.add_typer(store_app, name="store")
+
+
+def tell_of_store(found: Sequence[Finding], as_json: bool, language: str) -> None:
+    if as_json:
+        print(json.dumps(doctor.as_json(found), ensure_ascii=False, indent=1))
+    else:
+        Console(highlight=False).print(doctor.findings_table(found, language))
+    raise typer.Exit(doctor.EXIT_CODES[worst(found)])
+
+
+@store_app.command("init", help=say("store.init_about", SPOKEN))
+def store_init_command(
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        made = agent_settings(gather(config, overrides(state_dir=state_dir, store=store, lang=lang), lang))
+        tell_of_store(storing.initialise(made), as_json, made.language)
+
+
+@store_app.command("check", help=say("store.check_about", SPOKEN))
+def store_check_command(
+    as_json: JsonOption = False,
+    state_dir: StateOption = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        made = agent_settings(gather(config, overrides(state_dir=state_dir, store=store, lang=lang), lang))
+        tell_of_store(storing.check(made), as_json, made.language)
 
 
 @app.command("pause", help=t("pause.about"))

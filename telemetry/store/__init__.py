@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from telemetry.store.interface import Column, Rejected, Spread, Store, StoreDown, StoreError, Where
+from telemetry.store.interface import Column, Rejected, Spread, Store, StoreDown, StoreError, Survey, Where
 from telemetry.store.sqlite import SqliteStore
 from telemetry.store.victoriametrics import VictoriaStore
 
@@ -58,6 +58,7 @@ __all__ = [
     "Store",
     "StoreDown",
     "StoreError",
+    "Survey",
     "Where",
     "open_store",
     "public_url",

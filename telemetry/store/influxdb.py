@@ -31,7 +31,7 @@ from telemetry.sample import Sample, Value
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
 from telemetry.store.influxdb_rollup import FLEET, SETTLE_NS, InfluxRollups, marks, runs
-from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Where
+from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Gauge, answers, drawn, level_ns, reduced, spreads
 
 DEFAULT_PORT = 8086
@@ -355,6 +355,45 @@ class InfluxStore:
             {"db": self._address.database, "q": f"DELETE FROM {_identifier(measurement)} WHERE time < {limit_ns}"},
         )
         _results(text)
+
+    def survey(self) -> Survey:
+        generation = self._generation()
+        major, minor = self._version or (generation, 0)
+        write_problem = ""
+        try:
+            if generation == 1:
+                self._call("POST", "/write", {"db": self._address.database}, body=gzip.compress(b""))
+            else:
+                query = {"bucket": self._address.database} | ({"org": self._address.org} if self._address.org else {})
+                self._call("POST", "/api/v2/write", query, body=gzip.compress(b""))
+        except _Refused:
+            pass  # of a request without a line: whoever gets as far may write
+        except StoreError as error:
+            write_problem = str(error)
+        times: list[int] = []
+        for measurement in catalogue.MEASUREMENTS:
+            for tail in ("", "DESC"):
+                found = self._query(f"SELECT * FROM {_identifier(measurement)} ORDER BY time {tail or 'ASC'} LIMIT 1")
+                times += [row[0] for series in found for row in series["values"]]
+        retention_s = self._retention_s() if generation == 1 else None
+        return Survey(
+            f"InfluxDB {major}.{minor}",
+            write_problem,
+            oldest_ns=min(times, default=None),
+            newest_ns=max(times, default=None),
+            retention_s=retention_s,
+            advice=("policy_endless",) if retention_s == 0 else () if generation == 1 else ("bucket_retention",),
+        )
+
+    def _retention_s(self) -> float | None:
+        """How long the database's default policy keeps samples; 0 for ever."""
+        for series in self._query(f"SHOW RETENTION POLICIES ON {_identifier(self._address.database)}"):
+            places = {name: place for place, name in enumerate(series["columns"])}
+            for row in series["values"]:
+                if row[places["default"]]:
+                    parts = re.findall(r"(\d+)([hms])", str(row[places["duration"]]))
+                    return float(sum(int(n) * {"h": 3600, "m": 60, "s": 1}[unit] for n, unit in parts))
+        return None
 
     # --- reading
 

@@ -50,6 +50,20 @@ class Spread:
     high: list[float | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a store says of itself, None or empty where it doesn't."""
+
+    server: str  # its kind and version
+    write_problem: str = ""  # why nothing can be written, in one line
+    size_bytes: int | None = None
+    free_bytes: int | None = None
+    oldest_ns: int | None = None
+    newest_ns: int | None = None
+    retention_s: float | None = None  # after which the server itself drops raw samples; 0 for never
+    advice: tuple[str, ...] = ()  # names of what its operator should set: `pairscope.store.advice` has the words
+
+
 class Store(Protocol):
     """The interface. Times are wall nanoseconds. All methods raise StoreError on failure."""
 
@@ -121,5 +135,8 @@ class Store(Protocol):
         `level_ns` is 0 for raw samples, which are rolled up before they go, or the length of a rollup's cells
         (`rollup.MINUTE_NS`, `rollup.QUARTER_NS`).
         """
+
+    def survey(self) -> Survey:
+        """How the store is. Nothing is written; a database that is missing is made as by any first call."""
 
     def close(self) -> None: ...

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from sqlite3 import Connection
+from sqlite3 import Connection, sqlite_version
 from typing import Any, TypeVar
 
 from telemetry import catalogue
 from telemetry.sample import Sample, Value
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, order
-from telemetry.store.interface import Column, Rejected, Spread, StoreError, Where
+from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, SINGLE, Gauge, answers, drawn, level_ns, spreads
 from telemetry.store.sqlite_file import Damaged, DatabaseFile
 from telemetry.store.sqlite_rollup import (
@@ -181,6 +182,41 @@ class SqliteStore:
                     ).rowcount
                     connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
         return removed
+
+    def survey(self) -> Survey:
+        write_problem = ""
+        try:
+            with self._file.writing():
+                pass
+        except StoreError as error:
+            write_problem = str(error)
+        times: list[int] = []
+
+        def read(connection: Connection) -> None:
+            for measurement in catalogue.MEASUREMENTS:
+                if self._readable(connection, measurement):
+                    series = _in(self._series(connection, measurement, None))
+                    for end in ("min", "max"):
+                        times.extend(
+                            row[0]
+                            for row in connection.execute(
+                                f'SELECT {end}(t) FROM (SELECT (SELECT {end}(time_ns) FROM "{_table(measurement)}" '
+                                f"WHERE series = id) AS t FROM series WHERE id IN {series})"
+                            )
+                            if row[0] is not None
+                        )
+
+        self._read(read)
+        path = self._file.path
+        parts = [path.with_name(path.name + suffix) for suffix in ("", "-wal")]
+        return Survey(
+            f"SQLite {sqlite_version}",
+            write_problem,
+            sum(part.stat().st_size for part in parts if part.exists()),
+            shutil.disk_usage(path.parent).free,
+            min(times, default=None),
+            max(times, default=None),
+        )
 
     # --- reading
 

@@ -41,7 +41,7 @@ from telemetry import catalogue
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, order, rates
-from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Where
+from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, Gauge, spreads
 from telemetry.store.victoriametrics_series import (
     MARK,
@@ -405,6 +405,47 @@ class VictoriaStore:
                     f"(now {self.server().retention or 'unknown'})"
                 )
         return 0
+
+    def survey(self) -> Survey:
+        server = self.server(again=True)
+        write_problem = ""
+        try:
+            self._post(gzip.compress(b""))
+        except (StoreError, _Refused) as error:
+            write_problem = str(error)
+        if server.is_read_only:
+            write_problem = f"store {self.url}: the server only reads; free some of its disk"
+        newest = [self._end("max(tlast_over_time({}))"), self._end("min(tfirst_over_time({}))")]
+        retention_ms = server.retention_ms
+        advice = []
+        if server.dedup and not server.is_deduplicating:
+            advice.append("dedup_off")
+        elif server.is_deduplicating and server.dedup != "1ms":
+            advice.append("dedup_long")
+        if retention_ms is None:
+            advice.append("retention_unknown")
+        elif retention_ms < 90 * DAY_MS:
+            advice.append("retention_short")
+        return Survey(
+            f"VictoriaMetrics {server.version}".rstrip(),
+            write_problem,
+            server.size_bytes,
+            server.free_bytes,
+            newest[1],
+            newest[0],
+            None if retention_ms is None else retention_ms / 1000,
+            tuple(advice),
+        )
+
+    def _end(self, query: str) -> int | None:
+        """The time of the newest or the oldest sample of all."""
+        self._flush()
+        until_ms = time.time_ns() // MS + AHEAD_MS
+        names = "|".join(f"{name}_{MARK}" for name in catalogue.MEASUREMENTS)
+        selector = f'{{__name__=~"{names}",db={_quoted(self._address.db)}}}[{until_ms - DAY_MS}ms]'
+        form = {"query": query.format(selector), "time": _moment(until_ms), "nocache": "1"}
+        found = self._ask("/api/v1/query", form)["result"]
+        return round(float(found[0]["value"][1]) * 1000) * MS if found else None
 
     # --- reading
 

@@ -439,6 +439,20 @@ def test_many_threads_write_and_read_at_once_and_nothing_is_mixed_up(store: Stor
     assert len(store.samples("gpu", start_ns=T0, end_ns=T0 + 60 * S)) == 60
 
 
+def test_a_survey_tells_the_span_that_is_held_and_that_it_can_be_written(store: Store) -> None:
+    empty = store.survey()
+    assert (empty.oldest_ns, empty.newest_ns, empty.write_problem) == (None, None, "")
+    assert empty.server.split(" ")[0] in ("SQLite", "InfluxDB", "VictoriaMetrics")
+    store.write([gpu(5, {"util_pct": 1.0}), gpu(7, {"util_pct": 1.0}, index=1)])
+    store.write([Sample("event", {"node": "n1", "kind": "xid", "subject": "0"}, {"code": 1}, T0 + 2 * S)])
+    full = store.survey()
+    assert (full.oldest_ns, full.newest_ns) == (T0 + 2 * S, T0 + 7 * S)
+    assert store.samples("gpu", start_ns=0, end_ns=T0 + 9 * S) == [
+        gpu(5, {"util_pct": 1.0}),
+        gpu(7, {"util_pct": 1.0}, index=1),
+    ]
+
+
 def test_a_closed_store_says_so(store: Store) -> None:
     store.close()
     store.close()

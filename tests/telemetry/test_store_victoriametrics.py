@@ -143,6 +143,7 @@ def test_a_server_whose_disk_is_full_says_so_and_still_answers(own_victoria: Cal
     deadline_s = time.monotonic() + 20
     while not store.server(again=True).is_read_only and time.monotonic() < deadline_s:
         time.sleep(0.1)
+    assert "free some of its disk" in store.survey().write_problem
     with pytest.raises(StoreDown, match=r"free some of its disk") as caught:
         store.write([host(0)])
     assert "\n" not in str(caught.value) and server.address in str(caught.value)
@@ -232,6 +233,24 @@ def test_an_influxdb_is_not_taken_for_a_victoriametrics(influxd: Influxd) -> Non
         store.write([host(0)])
     assert not isinstance(caught.value, StoreDown)
     store.close()
+
+
+@pytest.mark.server
+def test_a_survey_names_the_flags_that_an_operator_should_set(
+    victoria: Victoria, deduplicating_victoria: Victoria, own_victoria: Callable[..., Victoria]
+) -> None:
+    long = own_victoria("-retentionPeriod=100d", "-dedup.minScrapeInterval=30s")
+    advice = {}
+    for name, server in (("bare", victoria), ("dedup", deduplicating_victoria), ("long", long)):
+        store = open_store(server.new_url())
+        survey = store.survey()
+        advice[name] = (survey.advice, survey.retention_s)
+        store.close()
+    assert advice == {
+        "bare": (("dedup_off", "retention_short"), 31 * 86_400.0),
+        "dedup": (("retention_short",), 31 * 86_400.0),
+        "long": (("dedup_long",), 100 * 86_400.0),
+    }
 
 
 # --- doubles
