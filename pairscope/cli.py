@@ -51,11 +51,13 @@ from pairscope.progress import shown
 from pairscope.record import Nothing, follow, record
 from pairscope.replay import ORIGINS, Plan, Shift, parse_shift, replay, replayed_json, replayed_lines
 from pairscope.selection import open_for_reading
+from pairscope.signals import tell_signals
 from pairscope.sweep import print_sweep
 from pairscope.traffic import TrafficSettings
 from pairscope.whole_file import CannotCopy
 from rules import service as triage_service
 from rules.service import TriageSettings
+from rules.signals import SignalsError
 from rules.verdict import verdict_json
 from telemetry.catalogue import MEASUREMENTS
 from telemetry.messages import LANGUAGES, say, terminal_language
@@ -111,7 +113,16 @@ def one_line_for_mistakes() -> Iterator[None]:
     """Every user's mistake ends as one line on stderr and exit 2; a broken pipe ends silently."""
     try:
         yield
-    except (ConfigError, up.CannotStart, StoreError, SimulatorError, Refused, pausing.CannotPause, CannotCopy) as error:
+    except (
+        ConfigError,
+        up.CannotStart,
+        StoreError,
+        SimulatorError,
+        SignalsError,
+        Refused,
+        pausing.CannotPause,
+        CannotCopy,
+    ) as error:
         Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except BrokenPipeError:
@@ -398,7 +409,7 @@ def engine_command(
         raise typer.Exit(server.run(made))
 
 
-@app.command("triage", help=t("triage.about"))
+@app.command("triage", help=t("triage.about"), epilog=t("triage.example"))
 def triage_command(
     recording: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=t("triage.file"))] = None,
     serve: Annotated[bool, typer.Option("--serve", help=t("triage.serve"))] = False,
@@ -406,6 +417,7 @@ def triage_command(
     node: Annotated[str | None, typer.Option(help=t("triage.node"))] = None,
     whole: Annotated[bool, typer.Option("--whole", help=t("triage.whole"))] = False,
     every_node: Annotated[bool, typer.Option("--all", help=t("triage.all"))] = False,
+    signals: Annotated[Path | None, typer.Option("--signals", metavar="FILE", help=t("triage.signals"))] = None,
     as_json: JsonOption = False,
     webhook: Annotated[str | None, typer.Option(metavar="URL", help=t("up.webhook"))] = None,
     state_dir: StateOption = None,
@@ -418,6 +430,10 @@ def triage_command(
             config, overrides(state_dir=state_dir, store=store, lang=lang, triage={"webhook_url": webhook}), lang
         )
         made = settings(configuration, "triage", TriageSettings, **shared(configuration))
+        if signals:
+            if serve or recording or at or node or every_node:
+                raise Refused(t("triage.signals_alone"))
+            raise typer.Exit(tell_signals(signals, made, as_json=as_json))
         if serve:
             if recording or at:
                 raise Refused(t("triage.serve_alone"))

@@ -30,6 +30,7 @@ class Observation:
     usual_from: str = ""
     since_ns: int | None = None
     samples: int = 1
+    relative: bool = False  # the value is itself a ratio against usual, which is 1: the unit of the field is not known
 
     @property
     def ratio(self) -> float | None:
@@ -73,6 +74,7 @@ class GpuEvidence:
     power_limit: Seen = None
     power_limit_default: float | None = None
     power_limit_requested: float | None = None
+    draw_to_limit: float | None = None  # where it is told without watts
     sm_clock: Seen = None
     sm_clock_max: float | None = None
     mem_clock: Seen = None
@@ -90,6 +92,18 @@ class GpuEvidence:
     ecc_uncorrected_new: Seen = None  # growth over the window's horizon
     remap_pending: bool = False
     remap_failed: bool = False
+    active: Seen = None  # share of the time in which some multiprocessor works: a second sensor beside util
+    partitioned: bool = False  # cut into instances (MIG): GPU-Util is not defined
+    temp_slope: Seen = None  # degrees a minute
+    remapped_new: Seen = None  # rows that were remapped over the window's horizon
+    contained_error: bool = False
+    clock_ceiling: bool = False  # a lock or a ceiling on the clock is set
+    since_boot: bool = False
+    mem_used_bytes: Seen = None
+    spilled_bytes: Seen = None  # of the engine's data in host memory
+    link_bytes_s: Seen = None  # received over PCIe
+    link_bandwidth: Seen = None
+    left_behind: bool = False  # a process of an engine that ended still holds memory
 
     @property
     def loaded(self) -> bool:
@@ -125,6 +139,44 @@ class EngineEvidence:
     uptime_s: float | None = None
     frozen_s: float | None = None  # no token and no step for so long while requests ran; None: not known
     probe_ok: bool | None = None
+    stalled_s: float | None = None  # it says for so long that requests run and nothing comes out
+    stalled: bool = False  # so it says, for how long is not known
+    kv_used_kind: str = ""  # what `kv_used` counts: live, live_plus_cached, reserved
+    undelivered: bool = False  # tokens are made and none is delivered
+    connections: float | None = None
+    client_tokens_per_s: Seen = None  # usual: the server's own figure for the same traffic
+    client_extra_s: Seen = None  # the client's latency minus the server's
+    delta_share: Seen = None  # stream deltas over tokens
+    tokens_per_step: Seen = None
+    itl_max: Seen = None
+    acceptance: Seen = None  # of drafted tokens, 0..1
+    prefix_lost: bool = False  # hits fell, by how much is not known
+    prefill_heavy: bool = False  # prompt tokens/s are high, how high is not known
+    structured: bool = False
+    no_reuse: bool = False  # the time to first token does not improve on repeats
+    flat: bool = False  # the output is the same whatever is asked
+    model_size: float | None = None  # parameters, billions
+    load: LoadEvidence | None = None
+
+    @property
+    def live_kv_pct(self) -> float | None:
+        """KV use as pressure, 0..100; None where it counts what is only reserved or cached and can be had back."""
+        if self.kv_used is None or self.kv_used_kind in ("reserved", "live_plus_cached"):
+            return None
+        return self.kv_used.value
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEvidence:
+    """A start of the engine: how long it took, seconds, and what it waited for."""
+
+    failed: bool = False
+    load_s: float | None = None
+    total_s: float | None = None
+    weights_s: float | None = None
+    read_bound: bool = False
+    repeated: float = 0.0  # model loads, one after the other
+    memory_sawtooth: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +193,12 @@ class HostEvidence:
     mem_used: Seen = None
     swap: Seen = None  # in plus out
     clock_offset: Seen = None
+    throttling: bool = False  # the quota throttles, how much is not known
+    cores: float | None = None  # that the engine may use
+    cores_asked: float | None = None  # that were reserved for it
+    threads: float | None = None  # that the engine runs
+    core_waits: bool = False  # the busiest core only waits for the GPU
+    vanished: bool = False  # the host went away and came back
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +214,8 @@ class RoomEvidence:
     redundancy: int | None = None  # telemetry.catalogue.REDUNDANCY_STATES
     psu_failed: int | None = None
     psu_count: int | None = None
+    supply_w: float | None = None  # what the supplies can give
+    limits_w: float | None = None  # what cards and host may draw at their limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +226,7 @@ class OutputEvidence:
     as it is: whether each unit of work takes longer. Their difference is the change of mix, or sequences that wait for room.
     """
 
-    baseline: str  # history, peers, warming
+    baseline: str  # history, peers, warming, told
     tokens_per_s: float | None = None
     expected_tokens_per_s: float | None = None
     spread: float | None = None  # relative standard error of the expected value
@@ -175,6 +235,9 @@ class OutputEvidence:
     slow_share: float = 0.0  # share of the window's spans whose output is below the line
     work_slow_share: float = 0.0
     since_ns: int | None = None  # when the output left its usual level
+    useful_ratio: float | None = None  # net of padding
+    ttft_ratio: float | None = None
+    told_work_ratio: float | None = None  # the worst of what is told of a unit of work, whatever its load
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +252,29 @@ class PeerEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupEvidence:
+    """The GPUs or replicas that work together, one number each, in their order."""
+
+    size: int | None = None  # tensor-parallel
+    util: tuple[float, ...] = ()
+    power: tuple[float, ...] = ()
+    running: tuple[float, ...] = ()
+    share: tuple[float, ...] = ()
+    uneven: bool = False
+    mixed: bool = False  # different models of GPU
+    affected: str = ""  # how many of the peers show it: one, some, all
+
+
+@dataclass(frozen=True, slots=True)
+class FabricEvidence:
+    """The links between the GPUs of a group and between nodes."""
+
+    peer_to_peer: bool | None = None
+    transport: str = ""
+    errors_new: Seen = None
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     node: str
     at_ns: int
@@ -198,8 +284,17 @@ class Evidence:
     room: RoomEvidence = RoomEvidence()
     output: OutputEvidence = OutputEvidence("warming")
     peers: PeerEvidence = PeerEvidence()
+    group: GroupEvidence = GroupEvidence()
+    fabric: FabricEvidence = FabricEvidence()
+    persistence: bool | None = None
+    impossible: tuple[str, ...] = ()  # readings that can't be true
     events: tuple[Event, ...] = ()  # of this node, oldest first, within the last hour
     silent_s: float = 0.0  # since the newest sample of the node
+
+    @property
+    def told(self) -> bool:
+        """Told by somebody as one incident, without times and without what is usual."""
+        return self.output.baseline == "told"
 
     @property
     def effort(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rules.evidence import Evidence
+from rules.evidence import Evidence, Observation, value
 from rules.priors import Strength
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Fix, Line, Number, Status
@@ -81,15 +81,23 @@ class Effect:
     slow_output: bool
     slow_work: bool
     loss_pct: float | None  # of expected output, 0..100
+    told: bool = False
 
     @property
     def slow(self) -> bool:
         return self.slow_output or self.slow_work
 
+    @property
+    def hurts(self) -> bool:
+        """A loss; or, of an incident that is told, that nobody says how much was lost."""
+        return self.slow or (self.told and not self.known)
+
 
 def effect_of(evidence: Evidence, bar: Bar) -> Effect:
     """Whether the pair is slow: in output, or in each unit of work, held over two of three spans. A young engine is never slow."""
     output = evidence.output
+    if evidence.told:
+        return _told_effect(evidence)
     if output.output_ratio is None:
         return Effect(False, False, False, None)
     uptime = evidence.engine.uptime_s if evidence.engine else None
@@ -105,12 +113,60 @@ def effect_of(evidence: Evidence, bar: Bar) -> Effect:
     )
 
 
+def _told_effect(evidence: Evidence) -> Effect:
+    """What is told to be lost. Without requests nothing is, and a start's first minutes are slow by nature."""
+    output, engine = evidence.output, evidence.engine
+    shares = (output.output_ratio, output.told_work_ratio)
+    share = next((entry for entry in shares if entry is not None), None)
+    lost = None if share is None else max(0.0, 100 * (1 - share))
+    if engine is not None and engine.stalled:
+        return Effect(True, True, True, 100.0, told=True)
+    idle = engine is not None and engine.running is not None and engine.running.value + (value(engine.waiting) or 0) < 1
+    uptime = engine.uptime_s if engine is not None else None
+    young = uptime is not None and uptime < Bar().enter("cold_start.uptime_s")
+    if engine is not None and engine.load is None and (idle or young):
+        return Effect(True, False, False, None, told=True)
+    known = share is not None or output.ttft_ratio is not None
+    return Effect(known, output.slow_share > 0, output.work_slow_share > 0, lost, told=True)
+
+
 def pair_line(evidence: Evidence) -> Line | None:
     """The two sides of the pair in one sentence."""
     ratio, util = evidence.output.output_ratio, evidence.util_pct
+    if ratio is not None and util is None and evidence.told:
+        return line("told_loss", "pair.output_pct", output_pct=100 * ratio)
     if ratio is None or util is None:
         return None
     return line(f"pair_{evidence.effort}", "pair.output_pct", output_pct=100 * ratio, util_pct=util)
+
+
+def against(seen: Observation | None) -> Line | None:
+    """An observation of which only the ratio against usual is known, as a sentence; None for any other."""
+    if seen is None or not seen.relative:
+        return None
+    return line("relative", seen.lane, what=seen.lane, pct=100 * seen.value)
+
+
+def names_cause(cause: Cause, effect: Effect) -> Line:
+    """The plain summary: what is lost, where that is known, and the cause."""
+    if effect.loss_pct is not None and effect.slow:
+        return summary("loss_by", loss_pct=effect.loss_pct, cause=str(cause))
+    return summary("speaks_for", cause=str(cause))
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that speaks for a cause, and how strongly it does by itself."""
+
+    strength: Strength
+    line: Line
+
+
+def strongest(signs: Sequence[Sign]) -> Strength:
+    """Of several; two that are fair are strong together."""
+    order = list(Strength)
+    best = min((sign.strength for sign in signs), key=order.index)
+    return Strength.STRONG if best is Strength.FAIR and len(signs) > 1 else best
 
 
 def names(gpus: Iterable[str]) -> str:

@@ -41,6 +41,8 @@ def present_all(diagnoses: Sequence[Diagnosis], language: str = "en") -> list[st
 
 
 def _title(diagnosis: Diagnosis, language: str) -> str:
+    if not diagnosis.at_ns:
+        return say("rules.present.incident", language, name=diagnosis.subject.get("incident", "")).rstrip()
     names = [diagnosis.subject[name] for name in ("cluster", "rack", "node", "engine") if name in diagnosis.subject]
     title = say("rules.present.pair", language, place=" / ".join(names), when=_when(diagnosis.at_ns))
     return f"{title}   {not_live_mark(diagnosis.subject, language)}" if diagnosis.simulated else title
@@ -91,7 +93,7 @@ def _verdict(verdict: Verdict, language: str) -> list[str]:
             cause=say(f"rules.cause.{verdict.cause}", language),
             step=int(verdict.step),
             confidence=verdict.confidence,
-            scope=f"{scope} {' / '.join(where)}",
+            scope=f"{scope} {' / '.join(where)}".rstrip(),
         ),
         f"  {verdict.summary.text(language)}",
     ]

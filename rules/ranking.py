@@ -29,7 +29,8 @@ EXPLAINS: Mapping[Cause, frozenset[Cause]] = {
     Cause.CONTENTION: frozenset((Cause.MEMORY_KV,)),
     Cause.SOFTWARE: frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.COLD_START)),
     Cause.COLD_START: frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.REQUEST_MIX, Cause.HOST_CPU, Cause.STORAGE)),
-    Cause.STORAGE: frozenset((Cause.MEMORY_KV,)),
+    Cause.STORAGE: frozenset((Cause.MEMORY_KV, Cause.COLD_START)),
+    Cause.NETWORK: frozenset((Cause.SCHEDULING, Cause.REQUEST_MIX)),
 }
 LEAD_NS = 30 * 10**9
 """A finding that began this long before another is not its symptom."""
@@ -82,6 +83,8 @@ def _root_of(finding: Finding, all_found: Sequence[Finding]) -> Cause | None:
     for other in all_found:
         if other.cause is finding.cause or finding.cause not in EXPLAINS.get(other.cause, ()):
             continue
+        if finding.strength is Strength.PROOF and other.strength is not Strength.PROOF:
+            continue  # what says itself outright follows from nothing that is only likely
         if other.cause in EXPLAINS.get(finding.cause, ()):
             if _settles(other, finding):
                 return other.cause

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from telemetry.catalogue import title
 from telemetry.messages import say
 from telemetry.sample import Sample
 
@@ -79,7 +80,17 @@ class Line:
         """The sentence, with a cause among its values in the words of the language."""
         cause = self.values.get("cause")
         named = {"cause": say(f"rules.cause.{cause}", language)} if cause in list(Cause) else {}
+        if "what" in self.values:
+            named["what"] = _title_of(str(self.values["what"]), language)
         return say(self.key, language, **{**self.values, **named})
+
+
+def _title_of(lane: str, language: str) -> str:
+    measurement, _, name = lane.partition(".")
+    try:
+        return title(measurement, name, language)
+    except KeyError:
+        return lane
 
 
 @dataclass(frozen=True, slots=True)

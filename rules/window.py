@@ -28,14 +28,15 @@ KEPT: Mapping[str, frozenset[str]] = {
         "mem_temp_limit_c power_w power_limit_w power_limit_default_w power_limit_requested_w sm_clock_mhz sm_clock_max_mhz "
         "mem_clock_mhz mem_clock_max_mhz pstate throttle_reasons fan_pct pcie_rx_bytes_s pcie_gen pcie_gen_max pcie_width "
         "pcie_width_max processes state throttle_sw_power_s throttle_sw_thermal_s throttle_hw_thermal_s "
-        "throttle_hw_power_brake_s pcie_replays_total ecc_uncorrected_total remap_pending remap_failed xid_total"
+        "throttle_hw_power_brake_s pcie_replays_total ecc_uncorrected_total remapped_rows_total remap_pending remap_failed "
+        "xid_total"
     ),
     "engine": _names(
         "generation_tokens_total delivered_tokens_total prompt_tokens_total preemptions_total requests_finished_total "
         "requests_failed_total oom_total steps_total tokens_per_s prompt_tokens_per_s requests_running requests_waiting "
         "kv_used_pct kv_fragmentation_pct kv_blocks_count ttft_p50_s ttft_p95_s itl_mean_s step_mean_s prompt_len_mean "
         "output_len_mean context_mean prefix_queries_total prefix_hits_total spec_drafted_total spec_accepted_total up "
-        "starting stats_age_s uptime_s probe_ok"
+        "starting stalled stats_age_s uptime_s probe_ok"
     ),
     "host": _names(
         "cpu_pct cpu_core_max_pct load1 mem_used_pct swap_in_bytes_s swap_out_bytes_s iowait_pct psi_cpu_pct psi_io_pct "
@@ -48,7 +49,7 @@ KEPT: Mapping[str, frozenset[str]] = {
 }
 """The fields that some rule reads; everything else is let go at the door."""
 
-TEXTS = frozenset(("version", "config_hash", "counter_style"))
+TEXTS = frozenset(("version", "config_hash", "counter_style", "kv_used_kind"))
 CHANGE_KINDS = {"version": "deploy", "config_hash": "config"}
 """A text of the engine that changes is an event of this kind, also where nobody reported one."""
 

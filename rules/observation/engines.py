@@ -44,6 +44,9 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         uptime_s=None if uptime is None else uptime.value,
         frozen_s=_frozen_s(reader, engine),
         probe_ok=None if probe is None else bool(probe.value),
+        stalled_s=_stalled_s(reader, engine),
+        kv_used_kind=engine.texts.get("kv_used_kind", ""),
+        acceptance=_acceptance(reader, engine),
     )
 
 
@@ -101,6 +104,26 @@ def _is_starting(reader: Reader, engine: Device) -> bool:
     up = engine.points("up", reader.start(NOW_S), reader.at_ns)
     # `starting` is told only while it does not answer, so an older one says nothing once it does
     return bool(starting and up and starting[-1][1] and not up[-1][1])
+
+
+def _stalled_s(reader: Reader, engine: Device) -> float | None:
+    """Seconds for which the engine's own watch has said without a break that nothing comes out; None where nobody watches."""
+    points = engine.points("stalled", reader.start(BACK_S), reader.at_ns)
+    if not points or points[-1][0] < reader.start(NOW_S):
+        return None
+    since = next((time_ns for time_ns, stalled in reversed(points) if not stalled), None)
+    if since is None:
+        return (points[-1][0] - points[0][0]) / SECOND
+    return (points[-1][0] - since) / SECOND if points[-1][1] else 0.0
+
+
+def _acceptance(reader: Reader, engine: Device) -> Seen:
+    """Share of drafted tokens that were accepted; None without drafts."""
+    drafted = reader.growth(engine, "spec_drafted_total", BACK_S)
+    accepted = reader.growth(engine, "spec_accepted_total", BACK_S)
+    if drafted is None or accepted is None or drafted[0] <= 0:
+        return None
+    return reader.plain(min(accepted[0] / drafted[0], 1.0), "engine.spec_accepted_total")
 
 
 def _frozen_s(reader: Reader, engine: Device) -> float | None:

@@ -39,6 +39,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
     mem_temp = reader.gauge(gpu, "mem_temp_c", index)
     state, pstate = reader.last(gpu, "state", index), reader.last(gpu, "pstate", index)
     ecc = reader.growth(gpu, "ecc_uncorrected_total", BACK_S)
+    remapped = reader.growth(gpu, "remapped_rows_total", BACK_S)
     used, total = reader.gauge(gpu, "mem_used_bytes", index), gpu.known("mem_total_bytes", reader.at_ns)
     free = None
     if used is not None and total is not None:
@@ -75,6 +76,10 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
         ecc_uncorrected_new=None if ecc is None else Observation(ecc[0], "gpu.ecc_uncorrected_total", index, 0.0),
         remap_pending=bool(gpu.known("remap_pending", reader.at_ns)),
         remap_failed=bool(gpu.known("remap_failed", reader.at_ns)),
+        active=reader.gauge(gpu, "sm_active_pct", index),
+        remapped_new=None if remapped is None else Observation(remapped[0], "gpu.remapped_rows_total", index, 0.0),
+        mem_used_bytes=used,
+        link_bytes_s=reader.gauge(gpu, "pcie_rx_bytes_s", index),
     )
 
 

@@ -5,8 +5,21 @@ A full pool alone is thrift, not a fault: it takes a queue or preemptions, and h
 
 from __future__ import annotations
 
-from rules.evidence import Evidence, ratio, value
-from rules.finding import Effect, Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from rules.evidence import EngineEvidence, Evidence, ratio, value
+from rules.finding import (
+    Effect,
+    Finding,
+    against,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    summary,
+)
 from rules.priors import Strength
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
@@ -16,6 +29,9 @@ def memory_kv(evidence: Evidence, bar: Bar) -> Finding:
     effect = effect_of(evidence, bar)
     return (
         _out_of_memory(evidence, bar)
+        or _deadlocked(evidence, bar)
+        or _shrunk(evidence, effect, bar)
+        or _spilled(evidence, effect, bar)
         or _full(evidence, effect, bar)
         or _fragmented(evidence, effect, bar)
         or _swapping(evidence, effect, bar)
@@ -48,8 +64,10 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     Preemption counters come late (they ride on the victim's next output), so a queue beside fewer running sequences counts too.
     """
     engine = evidence.engine
-    if engine is None or engine.kv_used is None or not bar.reached("memory_kv.kv_used_pct", engine.kv_used.value):
+    if engine is None or engine.kv_used is None or not bar.reached("memory_kv.kv_used_pct", engine.live_kv_pct):
         return None
+    if evidence.told:
+        return _full_told(evidence, effect, bar)
     preempting = bar.reached("memory_kv.preemptions_per_s", value(engine.preemptions_per_s))
     waiting = bar.reached("memory_kv.waiting", value(engine.waiting))
     latency = bar.reached("memory_kv.harm_ratio", ratio(engine.itl)) or bar.reached(
@@ -66,7 +84,7 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
         (
             _kv_line(evidence),
             _preemption_line(evidence),
-            _queue_line(evidence),
+            queue_line(evidence),
             line(
                 "kv_shrunk", "engine.kv_blocks_count", blocks=engine.kv_blocks.value, usual=engine.kv_blocks.usual or 0
             )
@@ -83,6 +101,112 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
         since_ns=engine.kv_used.since_ns or (engine.waiting.since_ns if engine.waiting else None),
         support=3.0 if shrunk else 1.0,
     )
+
+
+def _full_told(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
+    """The pool is full, and somebody waits or is preempted; without what is usual, the queue itself is the harm."""
+    engine = evidence.engine
+    preempting = engine is not None and bar.reached("memory_kv.preemptions_per_s", value(engine.preemptions_per_s))
+    waiting = engine is not None and bar.reached("memory_kv.waiting", value(engine.waiting))
+    slower = bar.reached("memory_kv.harm_ratio", ratio(engine.itl) if engine else None)
+    if engine is None or engine.kv_used is None or not (preempting or waiting or slower) or not effect.hurts:
+        return None
+    return confirmed(
+        Cause.MEMORY_KV,
+        Strength.STRONG if preempting else Strength.FAIR,
+        (_kv_line(evidence), _preemption_line(evidence), queue_line(evidence), pair_line(evidence)),
+        names_cause(Cause.MEMORY_KV, effect),
+        (
+            fix("kv_room", Cost.SOFTWARE_CHEAP),
+            fix("fewer_sequences", Cost.SOFTWARE_CHEAP),
+            fix("more_replicas", Cost.HARDWARE_COSTLY),
+        ),
+    )
+
+
+def _deadlocked(evidence: Evidence, bar: Bar) -> Finding | None:
+    if not is_deadlock(evidence, bar):
+        return None
+    return confirmed(
+        Cause.MEMORY_KV,
+        Strength.PROOF,
+        (_kv_line(evidence), line("stalled", "engine.stalled"), queue_line(evidence)),
+        summary("kv_deadlock", kv_pct=value(evidence.engine.kv_used) or 0.0 if evidence.engine else 0.0),
+        (fix("restart_engine", Cost.SOFTWARE_CHEAP), fix("kv_room", Cost.SOFTWARE_CHEAP)),
+        since_ns=evidence.engine.kv_used.since_ns if evidence.engine and evidence.engine.kv_used else None,
+        alone=True,
+    )
+
+
+def is_deadlock(evidence: Evidence, bar: Bar) -> bool:
+    """Nothing moves because nobody can get room: the pool was full before the tokens stopped."""
+    engine = evidence.engine
+    if engine is None or engine.kv_used is None or not bar.reached("memory_kv.deadlock_pct", engine.live_kv_pct):
+        return False
+    if not is_stalled(engine, bar):
+        return False
+    still_s = engine.stalled_s or engine.frozen_s
+    if still_s is None or evidence.told:
+        return True
+    full_since = engine.kv_used.since_ns
+    return full_since is not None and full_since < evidence.at_ns - (still_s + LED_S) * 1e9
+
+
+LED_S = 5.0
+"""So much earlier one thing must begin to lead another that stands still."""
+
+
+def is_stalled(engine: EngineEvidence, bar: Bar) -> bool:
+    """Requests run and nothing comes out: by the counters, by the agent's own watch, or as somebody says."""
+    return (
+        engine.stalled
+        or bar.reached("scheduling.frozen_s", engine.frozen_s)
+        or bar.reached("scheduling.stalled_s", engine.stalled_s)
+    )
+
+
+def _shrunk(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
+    """The pool has fewer blocks than at the last start, and somebody is hurt."""
+    engine = evidence.engine
+    if not evidence.told or engine is None or engine.kv_blocks is None or not effect.hurts:
+        return None
+    if not bar.reached("memory_kv.blocks_ratio", engine.kv_blocks.ratio):
+        return None
+    return confirmed(
+        Cause.MEMORY_KV,
+        Strength.PROOF,
+        (against(engine.kv_blocks), _kv_line(evidence), queue_line(evidence), pair_line(evidence)),
+        names_cause(Cause.MEMORY_KV, effect),
+        (fix("kv_room", Cost.SOFTWARE_CHEAP), fix("free_memory_first", Cost.SOFTWARE_CHEAP)),
+    )
+
+
+def _spilled(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
+    """No memory is free on the GPU and its memory hardly works, or data lies in host memory: the rest is fetched over the link."""
+    if not effect.hurts:
+        return None
+    for gpu in evidence.gpus:
+        free, spilled = value(gpu.mem_free_bytes), value(gpu.spilled_bytes)
+        full = bar.reached("memory_kv.free_bytes", free)
+        starved = full and bar.reached("memory_kv.idle_mem_util_pct", value(gpu.mem_util)) and gpu.loaded
+        outside = bar.reached("memory_kv.spilled_bytes", spilled)
+        if starved or outside or (full and effect.told):
+            seen = [
+                line("memory_free", "gpu.mem_used_bytes", mib=(free or 0.0) / 2**20) if free is not None else None,
+                line("spilled", "", gb=(spilled or 0.0) / 1e9) if outside else None,
+                line("memory_idle", "gpu.mem_util_pct", pct=value(gpu.mem_util) or 0.0) if starved else None,
+                pair_line(evidence),
+            ]
+            return confirmed(
+                Cause.MEMORY_KV,
+                Strength.STRONG if outside or starved else Strength.FAIR,
+                seen,
+                names_cause(Cause.MEMORY_KV, effect),
+                (fix("smaller_batch", Cost.SOFTWARE_CHEAP), fix("more_memory", Cost.HARDWARE_COSTLY)),
+                since_ns=evidence.output.since_ns,
+                gpus=(gpu.index,),
+            )
+    return None
 
 
 def _fragmented(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
@@ -103,7 +227,7 @@ def _fragmented(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
         Strength.FAIR,
         (
             line("fragmented", engine.kv_fragmentation.lane, frag_pct=engine.kv_fragmentation.value, free_pct=free),
-            _queue_line(evidence),
+            queue_line(evidence),
             pair_line(evidence),
         ),
         summary("fragmented", frag_pct=engine.kv_fragmentation.value, free_pct=free),
@@ -114,7 +238,7 @@ def _fragmented(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
 
 def _swapping(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     host = evidence.host
-    if host is None or host.swap is None or not effect.slow:
+    if host is None or host.swap is None or not effect.hurts:
         return None
     if not bar.reached("memory_kv.swap_bytes_s", host.swap.value) or host.swap.value <= 2 * (host.swap.usual or 0.0):
         return None
@@ -136,7 +260,8 @@ def _clean(evidence: Evidence) -> Finding:
     engine = evidence.engine
     if engine is None or engine.kv_used is None:
         return no_data(Cause.MEMORY_KV, line("no_kv"))
-    return ruled_out(Cause.MEMORY_KV, _kv_line(evidence), _preemption_line(evidence), _queue_line(evidence))
+    kind = line("kv_kind", "engine.kv_used_kind", kind=engine.kv_used_kind) if engine.live_kv_pct is None else None
+    return ruled_out(Cause.MEMORY_KV, _kv_line(evidence), kind, _preemption_line(evidence), queue_line(evidence))
 
 
 def _kv_line(evidence: Evidence) -> Line | None:
@@ -150,13 +275,17 @@ def _kv_line(evidence: Evidence) -> Line | None:
 
 def _preemption_line(evidence: Evidence) -> Line | None:
     rate = value(evidence.engine.preemptions_per_s) if evidence.engine else None
+    if rate is not None and evidence.told:
+        return line("preempting" if rate else "no_preemption", "engine.preemptions_total")
     return None if rate is None else line("preemptions", "engine.preemptions_total", per_s=rate)
 
 
-def _queue_line(evidence: Evidence) -> Line | None:
+def queue_line(evidence: Evidence) -> Line | None:
     engine = evidence.engine
-    if engine is None or engine.waiting is None or engine.running is None:
+    if engine is None or engine.waiting is None:
         return None
+    if engine.running is None:
+        return line("queue_only", "engine.requests_waiting", waiting=engine.waiting.value)
     return line("queue", "engine.requests_waiting", waiting=engine.waiting.value, running=engine.running.value)
 
 

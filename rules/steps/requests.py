@@ -9,8 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rules.evidence import Evidence, Observation, ratio, value
-from rules.finding import Effect, Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from rules.finding import (
+    Effect,
+    Finding,
+    Sign,
+    against,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    strongest,
+    summary,
+)
 from rules.priors import Strength
+from rules.steps.host_cpu import full_core
+from rules.steps.memory import is_stalled
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 
@@ -40,7 +57,11 @@ class Change:
 def request_mix(evidence: Evidence, bar: Bar) -> Finding:
     """R15: longer prompts, fewer prefix hits, more prefill for each output token, or longer answers, that explain what is lost."""
     engine = evidence.engine
-    if engine is None or (engine.prompt_len is None and engine.prompt_share is None):
+    named = _named(evidence, effect_of(evidence, bar), bar)
+    if named is not None:
+        return named
+    lengths = () if engine is None else (engine.prompt_len, engine.prompt_share, engine.output_len, engine.context)
+    if engine is None or all(seen is None for seen in lengths):
         return no_data(Cause.REQUEST_MIX, line("no_lengths"))
     lines = [
         _against_usual("prompt_len", engine.prompt_len),
@@ -62,6 +83,43 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
         if effect.slow_output and not bar.reached("request_mix.explained", explained):
             why = line("mix_not_the_loss", "engine.prompt_len_mean", explained_pct=100 * max(explained or 0.0, 0.0))
     return ruled_out(Cause.REQUEST_MIX, *lines, why)
+
+
+def _named(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
+    """What changed where the loss can't be split into mix and slower work: by its own sign, beside harm."""
+    engine = evidence.engine
+    if engine is None or not effect.hurts or is_stalled(engine, bar) or explained_share(evidence) is not None:
+        return None
+    signs: list[Sign] = []
+    if engine.prefill_heavy:
+        signs.append(Sign(Strength.STRONG, line("prefill_heavy", "engine.prompt_tokens_per_s")))
+    if bar.reached("request_mix.stream_gap_s", value(engine.itl_max)):
+        signs.append(Sign(Strength.FAIR, line("stream_gap", "engine.itl_p99_s", gap_s=value(engine.itl_max) or 0.0)))
+    if engine.structured and not full_core(evidence, bar):
+        signs.append(Sign(Strength.FAIR, line("structured", "")))
+    lengths = (
+        ("prompt_ratio", engine.prompt_len),
+        ("prompt_ratio", engine.context),
+        ("output_ratio", engine.output_len),
+    )
+    for key, seen in lengths:
+        longer = against(seen) if bar.reached(f"request_mix.{key}", ratio(seen)) else None
+        if longer is not None:
+            signs.append(Sign(Strength.FAIR, longer))
+    if not signs:
+        return None
+    return confirmed(
+        Cause.REQUEST_MIX,
+        strongest(signs),
+        (*(sign.line for sign in signs), pair_line(evidence)),
+        names_cause(Cause.REQUEST_MIX, effect),
+        (
+            fix("chunked_prefill", Cost.SOFTWARE_CHEAP),
+            fix("limit_output", Cost.SOFTWARE_CHEAP),
+            fix("route_by_length", Cost.SOFTWARE_CHEAP),
+        ),
+        since_ns=evidence.output.since_ns,
+    )
 
 
 def change_of(evidence: Evidence, bar: Bar) -> Change:
@@ -158,8 +216,8 @@ def _beyond(seen: Observation | None) -> bool:
 
 
 def _against_usual(key: str, seen: Observation | None) -> Line | None:
-    if seen is None:
-        return None
+    if seen is None or seen.relative:
+        return against(seen)
     if seen.usual is None:
         return line(key, seen.lane, now=seen.value)
     return line(f"{key}_usual", seen.lane, now=seen.value, usual=seen.usual)

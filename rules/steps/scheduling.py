@@ -1,10 +1,30 @@
-"""Step 4: is the work stuck, badly spread, or starved by the host? A hung engine, imbalance, host CPU, a second tenant."""
+"""Step 4: is the work stuck, badly spread, or starved by the host? A hung engine and imbalance here; host CPU, a second tenant and
+the network beside it, one file each.
+"""
 
 from __future__ import annotations
 
-from rules.evidence import Evidence, ratio, rise, value
-from rules.finding import Effect, Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from rules.evidence import Evidence, ratio, value
+from rules.finding import (
+    Finding,
+    Sign,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    strongest,
+    summary,
+)
 from rules.priors import Strength
+from rules.steps.contention import contention
+from rules.steps.host_cpu import host_cpu
+from rules.steps.memory import is_deadlock, is_stalled, queue_line
+from rules.steps.network import network, never_joined
+from rules.steps.requests import is_queued
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line, Status
 
@@ -14,22 +34,31 @@ def scheduling(evidence: Evidence, bar: Bar) -> Finding:
     engine = evidence.engine
     if engine is None:
         return no_data(Cause.SCHEDULING, line("no_engine"))
-    return _hung(evidence, bar) or _not_answering(evidence, bar) or _uneven(evidence, bar) or _moving(evidence, bar)
+    return (
+        _hung(evidence, bar)
+        or _not_answering(evidence, bar)
+        or _dead_inside(evidence, bar)
+        or _uneven(evidence, bar)
+        or _skewed(evidence, bar)
+        or _moving(evidence, bar)
+    )
 
 
 def _hung(evidence: Evidence, bar: Bar) -> Finding | None:
     engine = evidence.engine
-    if engine is None or not bar.reached("scheduling.frozen_s", engine.frozen_s):
+    if engine is None or not is_stalled(engine, bar) or is_deadlock(evidence, bar) or never_joined(evidence, bar):
         return None
-    if bar.reached("telemetry.stats_age_s", value(engine.stats_age)):
+    if bar.reached("telemetry.stats_age_s", value(engine.stats_age)) and (not engine.stalled or engine.probe_ok):
         return None  # the counters may be old rather than still
-    frozen = engine.frozen_s or 0.0
+    frozen = engine.frozen_s or engine.stalled_s or 0.0
     running = value(engine.running) or 0.0
     return confirmed(
         Cause.SCHEDULING,
         Strength.PROOF,
         (
-            line("frozen", "engine.generation_tokens_total", frozen_s=frozen, running=running),
+            line("frozen", "engine.generation_tokens_total", frozen_s=frozen, running=running)
+            if frozen
+            else line("stalled", "engine.stalled"),
             line("health_lies", "engine.up") if value(engine.up) else None,
             line("probe_failed", "engine.probe_ok") if engine.probe_ok is False else None,
             _util_line(evidence),
@@ -42,14 +71,75 @@ def _hung(evidence: Evidence, bar: Bar) -> Finding | None:
     )
 
 
+def _dead_inside(evidence: Evidence, bar: Bar) -> Finding | None:
+    """It answers and serves nobody: the probe gets no token, tokens are made and none is delivered, or requests wait and none runs."""
+    engine = evidence.engine
+    if engine is None or engine.starting or engine.load is not None or evidence.output.baseline != "told":
+        return None
+    signs: list[Sign] = []
+    if engine.probe_ok is False:
+        signs.append(Sign(Strength.STRONG, line("probe_failed", "engine.probe_ok")))
+    if engine.undelivered:
+        signs.append(Sign(Strength.STRONG, line("undelivered", "engine.delivered_tokens_total")))
+    idle = engine.running is not None and engine.running.value < 1
+    if idle and bar.reached("memory_kv.waiting", value(engine.waiting)):
+        signs.append(
+            Sign(Strength.FAIR, line("none_runs", "engine.requests_waiting", waiting=value(engine.waiting) or 0))
+        )
+    if not signs:
+        return None
+    return confirmed(
+        Cause.SCHEDULING,
+        strongest(signs),
+        (
+            *(sign.line for sign in signs),
+            line("health_lies", "engine.up") if value(engine.up) else None,
+            _util_line(evidence),
+        ),
+        names_cause(Cause.SCHEDULING, effect_of(evidence, bar)),
+        (fix("restart_engine", Cost.SOFTWARE_CHEAP), fix("probe_health", Cost.SOFTWARE_CHEAP)),
+        alone=True,
+    )
+
+
+def _skewed(evidence: Evidence, bar: Bar) -> Finding | None:
+    """R7, R19: of the ranks or replicas that work together, one carries far more than its share while others idle."""
+    group, effect = evidence.group, effect_of(evidence, bar)
+    if not (effect.hurts or is_queued(evidence, bar)):
+        return None
+    signs: list[Sign] = []
+    if group.uneven:
+        signs.append(Sign(Strength.STRONG, line("ranks_uneven", "engine.requests_waiting")))
+    for key, parts in (("requests", group.running), ("share", group.share)):
+        if len(parts) > 1 and bar.reached("scheduling.skew", max(parts) * len(parts) / max(sum(parts), 1e-9)):
+            total = max(sum(parts), 1e-9)
+            seen = line(f"skew_{key}", "", high=100 * max(parts) / total, low=100 * min(parts) / total, of=len(parts))
+            signs.append(Sign(Strength.STRONG, seen))
+    if group.mixed:
+        signs.append(Sign(Strength.FAIR, line("mixed_gpus", "")))
+    if not signs:
+        return None
+    return confirmed(
+        Cause.SCHEDULING,
+        strongest(signs),
+        (*(sign.line for sign in signs), queue_line(evidence), pair_line(evidence)),
+        names_cause(Cause.SCHEDULING, effect),
+        (fix("balance_by_eta", Cost.SOFTWARE_CHEAP),),
+        since_ns=evidence.output.since_ns,
+        alone=True,
+    )
+
+
 def _util_line(evidence: Evidence) -> Line | None:
     util = evidence.util_pct
     powers = [gpu.power for gpu in evidence.gpus if gpu.power is not None]
     if util is None:
         return None
-    if powers:
+    if powers and not any(seen.relative for seen in powers):
         mean = sum(seen.value for seen in powers) / len(powers)
         return line("util_power", "gpu.power_w", util_pct=util, power_w=mean)
+    if evidence.effort == "gpu":
+        return line("util_gpu", "gpu.util_pct", util_pct=util)
     return line("util_cpu", "host.cpu_pct", util_pct=util)
 
 
@@ -119,7 +209,11 @@ def _moving(evidence: Evidence, bar: Bar) -> Finding:
     if waiting is not None and bar.reached("scheduling.peer_waiting", waiting.value):
         usual = waiting.usual or 0.0
         if waiting.value > 2 * max(waiting.usual_high or 0.0, 1.0):
-            seen = line("queue_up", waiting.lane, waiting=waiting.value, usual=usual)
+            seen = (
+                line("queue_only", waiting.lane, waiting=waiting.value)
+                if waiting.usual is None
+                else line("queue_up", waiting.lane, waiting=waiting.value, usual=usual)
+            )
             return Finding(Cause.SCHEDULING, Status.SYMPTOM, (seen,))
     return ruled_out(
         Cause.SCHEDULING,
@@ -128,105 +222,6 @@ def _moving(evidence: Evidence, bar: Bar) -> Finding:
         if peers.pairs and peers.waiting is not None
         else None,
     )
-
-
-def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
-    """R17 and the evidence order's step 6: quota throttling, CPU pressure, one core full while the GPU waits."""
-    host = evidence.host
-    if host is None or (host.cpu is None and host.psi_cpu is None):
-        return no_data(Cause.HOST_CPU, line("no_host"))
-    effect = effect_of(evidence, bar)
-    signs = [*_quota(evidence, bar), *_pressure(evidence, bar), *_full_core(evidence, bar)]
-    if not signs or not effect.slow:
-        return ruled_out(
-            Cause.HOST_CPU, *_host_lines(evidence), line("cpu_harmless", "host.cpu_pct") if signs else None
-        )
-    strength = Strength.STRONG if len(signs) > 1 else Strength.FAIR
-    since = [seen.since_ns for seen in (host.psi_cpu, host.load, host.cpu) if seen is not None and seen.since_ns]
-    return confirmed(
-        Cause.HOST_CPU,
-        strength,
-        (*signs, *_host_lines(evidence), pair_line(evidence)),
-        summary("host_cpu", loss_pct=effect.loss_pct or 0.0),
-        (fix("free_cpu", Cost.OPERATIONS_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
-        since_ns=min(since) if since else evidence.output.since_ns,
-        scope="node",
-    )
-
-
-def _quota(evidence: Evidence, bar: Bar) -> list[Line]:
-    throttled = evidence.host.throttled if evidence.host else None
-    if throttled is None or not bar.reached("host_cpu.throttled_pct", throttled.value):
-        return []
-    if throttled.usual is not None and throttled.value <= 1.5 * throttled.usual:
-        return []  # it was so in health, too
-    return [line("quota", throttled.lane, throttled_pct=throttled.value)]
-
-
-def _pressure(evidence: Evidence, bar: Bar) -> list[Line]:
-    host = evidence.host
-    if host is None:
-        return []
-    found = []
-    if host.psi_cpu is not None and bar.reached("host_cpu.pressure_rise_pct", rise(host.psi_cpu)):
-        found.append(line("psi_cpu", host.psi_cpu.lane, now=host.psi_cpu.value, usual=host.psi_cpu.usual or 0.0))
-    if host.load is not None and host.load.value >= 2 and bar.reached("host_cpu.load_ratio", ratio(host.load)):
-        found.append(line("load", host.load.lane, now=host.load.value, usual=host.load.usual or 0.0))
-    return found
-
-
-def _full_core(evidence: Evidence, bar: Bar) -> list[Line]:
-    """One core full while the GPU waits for it, by its util or by its power; only if the core is not usually so."""
-    host, util = evidence.host, evidence.util_pct
-    if host is None or host.core_max is None or evidence.effort != "gpu" or util is None:
-        return []
-    usual = host.core_max.usual
-    if usual is not None and host.core_max.value < usual + 10:
-        return []
-    powers = [ratio(gpu.power) for gpu in evidence.gpus]
-    known = [share for share in powers if share is not None]
-    starved = bar.reached("host_cpu.power_ratio", sum(known) / len(known) if known else None)
-    if not bar.reached("host_cpu.core_pct", host.core_max.value) or not (
-        starved or bar.reached("host_cpu.util_pct", util)
-    ):
-        return []
-    return [line("full_core", host.core_max.lane, core_pct=host.core_max.value, util_pct=util)]
-
-
-def _host_lines(evidence: Evidence) -> list[Line | None]:
-    host = evidence.host
-    if host is None or host.cpu is None:
-        return []
-    if host.cpu.usual is None:
-        return [line("cpu", host.cpu.lane, now=host.cpu.value)]
-    return [line("cpu_usual", host.cpu.lane, now=host.cpu.value, usual=host.cpu.usual)]
-
-
-def contention(evidence: Evidence, bar: Bar) -> Finding:
-    """A second process on the GPU since the pair became slow."""
-    counted = [gpu for gpu in evidence.gpus if gpu.processes is not None]
-    if not counted:
-        return no_data(Cause.CONTENTION, line("no_gpu" if not evidence.gpus else "no_processes"))
-    shared = [gpu for gpu in counted if bar.reached("contention.processes_rise", rise(gpu.processes))]
-    effect: Effect = effect_of(evidence, bar)
-    most = max(counted, key=lambda gpu: value(gpu.processes) or 0)
-    seen = line("processes", "gpu.processes", gpu=most.index, count=int(value(most.processes) or 0))
-    if not shared or not effect.slow:
-        return ruled_out(Cause.CONTENTION, seen)
-    return confirmed(
-        Cause.CONTENTION,
-        Strength.FAIR,
-        (seen, pair_line(evidence)),
-        summary("contention", loss_pct=effect.loss_pct or 0.0),
-        (fix("evict_tenant", Cost.OPERATIONS_CHEAP),),
-        since_ns=evidence.output.since_ns,
-        gpus=tuple(gpu.index for gpu in shared),
-    )
-
-
-def network(evidence: Evidence, bar: Bar) -> Finding:
-    """Client latency beside the server's own is not measured by any source yet."""
-    return no_data(Cause.NETWORK, line("no_network"))
 
 
 def examine(evidence: Evidence, bar: Bar) -> list[Finding]:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from rules.evidence import EngineEvidence, Evidence, ratio
-from rules.finding import Effect, Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from collections.abc import Sequence
+
+from rules.evidence import Evidence, Observation, ratio, value
+from rules.finding import (
+    Effect,
+    Finding,
+    Sign,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    strongest,
+    summary,
+)
 from rules.priors import Strength
+from rules.steps.cold_start import DEPLOYS, cold_start, concerns
+from rules.steps.memory import is_stalled
 from rules.steps.requests import change_of, explained_share, is_queued
+from rules.steps.storage import storage
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 from rules.window import Event
-
-DEPLOYS = ("deploy", "config")
 
 
 def software(evidence: Evidence, bar: Bar) -> Finding:
@@ -20,13 +37,20 @@ def software(evidence: Evidence, bar: Bar) -> Finding:
     """
     if evidence.engine is None:
         return no_data(Cause.SOFTWARE, line("no_engine"))
+    own = _by_itself(evidence, bar)
+    if own is not None:
+        return own
     changes = _changes(evidence, bar)
+    if not changes and evidence.told:
+        return no_data(Cause.SOFTWARE, line("no_changes_told"))
     if not changes:
         return ruled_out(Cause.SOFTWARE, line("nothing_changed"))
     effect = effect_of(evidence, bar)
     fewer = _runs_fewer(evidence, effect, bar)
     slower = effect.slow_work and not bar.reached("request_mix.explained", explained_share(evidence))
     engine = evidence.engine
+    if evidence.told:
+        return _told(evidence, effect, changes)
     since = evidence.output.since_ns
     if fewer and engine.waiting is not None:
         since = engine.waiting.since_ns or since
@@ -68,6 +92,94 @@ def software(evidence: Evidence, bar: Bar) -> Finding:
     )
 
 
+def _told(evidence: Evidence, effect: Effect, changes: Sequence[Event]) -> Finding:
+    """Somebody says that something changed shortly before; that it fits in time is taken as told."""
+    seen = [line(f"told_{event.kind}", "", text=event.text) for event in changes]
+    if not effect.hurts:
+        return ruled_out(Cause.SOFTWARE, *seen, line("no_step"))
+    restart_only = all(event.kind == "restart" for event in changes)
+    return confirmed(
+        Cause.SOFTWARE,
+        Strength.FAIR if restart_only or not effect.slow else Strength.STRONG,
+        (*seen, pair_line(evidence)),
+        names_cause(Cause.SOFTWARE, effect),
+        (fix("roll_back", Cost.SOFTWARE_CHEAP),),
+    )
+
+
+def _by_itself(evidence: Evidence, bar: Bar) -> Finding | None:
+    """What is set up or built wrong shows in its own numbers, whether anything changed or not. R14, R24's opposite, R26 to R28."""
+    engine, effect, group = evidence.engine, effect_of(evidence, bar), evidence.group
+    if engine is None:
+        return None
+    signs: list[Sign] = []
+    unspoilt = effect.hurts and not is_stalled(engine, bar)
+    if unspoilt and bar.reached("software.acceptance", value(engine.acceptance)):
+        signs.append(Sign(Strength.FAIR, line("acceptance", "engine.spec_accepted_total", pct=_pct(engine.acceptance))))
+    if unspoilt and engine.prefix_lost and not change_of(evidence, bar).longer_prompts:
+        signs.append(Sign(Strength.FAIR, line("prefix_fell", "engine.prefix_hits_total")))
+    cold_cache = evidence.told and bar.reached(
+        "software.no_hits_pct", 100 * hit if (hit := value(engine.prefix_hit)) is not None else None
+    )
+    if unspoilt and (engine.no_reuse or cold_cache):
+        signs.append(Sign(Strength.FAIR, line("no_reuse", "engine.prefix_hits_total")))
+    useful = evidence.output.useful_ratio
+    if useful is not None and _works_for_nothing(evidence, useful, bar):
+        signs.append(Sign(Strength.FAIR, line("padding", "", pct=100 * useful)))
+    each = engine.model_size / group.size if engine.model_size and group.size and group.size > 1 else None
+    if bar.reached("software.size_per_gpu", each) and bar.reached("software.split_util_pct", evidence.util_pct):
+        seen = line("oversplit", "", size=engine.model_size or 0.0, gpus=group.size or 0)
+        signs.append(Sign(Strength.FAIR, seen))
+    if _slow_kernels(evidence, effect, bar):
+        signs.append(Sign(Strength.WEAK, line("slow_kernels", "gpu.power_w")))
+    if evidence.persistence is False and effect.hurts:
+        signs.append(Sign(Strength.WEAK, line("persistence_off", "")))
+    if engine.load is not None and engine.load.failed and not evidence.gpus:
+        signs.append(Sign(Strength.FAIR, line("start_failed", "")))
+    if engine.flat and effect.hurts and not _is_full(evidence, bar):
+        signs.append(Sign(Strength.WEAK, line("flat", "engine.tokens_per_s")))
+    if not signs:
+        return None
+    changes = _changes(evidence, bar)
+    return confirmed(
+        Cause.SOFTWARE,
+        Strength.STRONG if changes else strongest(signs),
+        (*(sign.line for sign in signs), *(_event_line(event, evidence) for event in changes), pair_line(evidence)),
+        names_cause(Cause.SOFTWARE, effect),
+        (fix("check_setup", Cost.SOFTWARE_CHEAP), *((fix("roll_back", Cost.SOFTWARE_CHEAP),) if changes else ())),
+        since_ns=evidence.output.since_ns,
+    )
+
+
+def _pct(seen: Observation | None) -> float:
+    return 100 * (value(seen) or 0.0)
+
+
+def _works_for_nothing(evidence: Evidence, useful: float, bar: Bar) -> bool:
+    """More is spent, by util or by power, and no more comes out of it."""
+    spent = [share for gpu in evidence.gpus if (share := ratio(gpu.power)) is not None]
+    return bar.reached("software.useful_ratio", useful) or bar.reached(
+        "software.useless_ratio", max(spent, default=0.0) / max(useful, 1e-3)
+    )
+
+
+def _slow_kernels(evidence: Evidence, effect: Effect, bar: Bar) -> bool:
+    """Busy at the usual clock, and the power is far below usual while the work is slow: the kernels don't use the card."""
+    if not effect.slow_work or not evidence.told:
+        return False
+    return any(
+        bar.reached("gpu_fault.stuck_util_pct", value(gpu.util))
+        and bar.reached("software.idle_power_ratio", ratio(gpu.power))
+        and (ratio(gpu.sm_clock) or 0.0) > bar.line("power.clock_ratio")
+        for gpu in evidence.gpus
+    )
+
+
+def _is_full(evidence: Evidence, bar: Bar) -> bool:
+    engine = evidence.engine
+    return engine is not None and bar.reached("memory_kv.kv_used_pct", value(engine.kv_used))
+
+
 def _runs_fewer(evidence: Evidence, effect: Effect, bar: Bar) -> bool:
     """Requests wait, the KV pool has room, and fewer sequences than usual run: something limits the batch."""
     engine = evidence.engine
@@ -78,6 +190,8 @@ def _runs_fewer(evidence: Evidence, effect: Effect, bar: Bar) -> bool:
 
 
 def _event_line(event: Event, evidence: Evidence) -> Line:
+    if evidence.told:
+        return line(f"told_{event.kind}", "", text=event.text)
     minutes = (evidence.at_ns - event.time_ns) / 60e9
     return line(f"changed_{event.kind}", "", text=event.text or event.subject, minutes=minutes)
 
@@ -87,10 +201,12 @@ def _changes(evidence: Evidence, bar: Bar) -> list[Event]:
     recent = evidence.at_ns - int(bar.enter("software.event_s") * 1e9)
     warm = evidence.at_ns - int(bar.enter("cold_start.warm_s") * 1e9)
     name = evidence.engine.name if evidence.engine else ""
+    if evidence.told:
+        return [event for event in evidence.events if event.kind in (*DEPLOYS, "driver", "restart")]
     return [
         event
         for event in evidence.events
-        if _concerns(event, name)
+        if concerns(event, name)
         and (
             (event.kind in DEPLOYS and event.time_ns >= recent)
             or (event.kind == "restart" and recent <= event.time_ns <= warm)
@@ -98,100 +214,10 @@ def _changes(evidence: Evidence, bar: Bar) -> list[Event]:
     ]
 
 
-def _concerns(event: Event, engine: str) -> bool:
-    return event.subject in ("", engine) or not engine
-
-
 def _matches(event: Event, since_ns: int, bar: Bar) -> bool:
     """The slow stretch begins at the event or within the lag after it; ten seconds of slack for the spans' edges."""
     lag_ns = since_ns - event.time_ns
     return -10 * 10**9 <= lag_ns <= bar.enter("software.lag_s") * 10**9
-
-
-def cold_start(evidence: Evidence, bar: Bar) -> Finding:
-    """R21, R22: the engine is starting, or so young that first requests pay for its warm-up."""
-    engine = evidence.engine
-    if engine is None:
-        return no_data(Cause.COLD_START, line("no_engine"))
-    since = evidence.at_ns - int(max(engine.down_s, 1.0) * 1e9)
-    started = [
-        event
-        for event in evidence.events
-        if event.kind in ("restart", "deploy") and event.time_ns >= since - 10**10 and _concerns(event, engine.name)
-    ]
-    starting = line("starting", "engine.starting", engine=engine.name, down_s=engine.down_s)
-    slow_start = engine.starting and bar.reached("cold_start.starting_s", engine.down_s)
-    if engine.starting and not started and not slow_start:
-        return ruled_out(Cause.COLD_START, starting)  # it loads, as it should
-    if slow_start or (bar.reached("scheduling.silent_s", engine.down_s) and started):
-        return confirmed(
-            Cause.COLD_START,
-            Strength.STRONG,
-            (
-                line(
-                    f"changed_{started[-1].kind}", "", text=started[-1].text or engine.name, minutes=engine.down_s / 60
-                )
-                if started
-                else starting,
-                line("not_answering", "engine.up", engine=engine.name, down_s=engine.down_s),
-            ),
-            summary("starting", engine=engine.name, down_s=engine.down_s),
-            (fix("wait_warm", Cost.SOFTWARE_CHEAP), fix("faster_load", Cost.SOFTWARE_CHEAP)),
-            since_ns=started[0].time_ns if started else since,
-            alone=True,
-        )
-    return _young(evidence, engine, bar)
-
-
-def _young(evidence: Evidence, engine: EngineEvidence, bar: Bar) -> Finding:
-    """Started within the last minutes, unchanged, and slow since: kernels compile, caches fill."""
-    uptime = engine.uptime_s
-    if uptime is None:
-        return no_data(Cause.COLD_START, line("no_uptime"))
-    if uptime >= bar.enter("cold_start.warm_s"):
-        return ruled_out(Cause.COLD_START, line("warm", "engine.uptime_s", minutes=uptime / 60))
-    effect = effect_of(evidence, bar)
-    seen = line("young", "engine.uptime_s", uptime_s=uptime)
-    began = evidence.at_ns - int(uptime * 1e9)
-    since = evidence.output.since_ns
-    changed = any(
-        event.kind in DEPLOYS and _concerns(event, engine.name) and abs(event.time_ns - began) <= 180 * 10**9
-        for event in evidence.events
-    )
-    if not effect.slow_work or changed or (since is not None and since > began + bar.enter("software.lag_s") * 10**9):
-        return ruled_out(Cause.COLD_START, seen)
-    return confirmed(
-        Cause.COLD_START,
-        Strength.FAIR,
-        (
-            seen,
-            line("first_slow", "engine.ttft_p95_s", ttft_s=engine.ttft.value) if engine.ttft is not None else None,
-            pair_line(evidence),
-        ),
-        summary("cold", engine=engine.name, uptime_s=uptime, loss_pct=effect.loss_pct or 0.0),
-        (fix("wait_warm", Cost.SOFTWARE_CHEAP),),
-        since_ns=began,
-    )
-
-
-def storage(evidence: Evidence, bar: Bar) -> Finding:
-    """R25: I/O pressure beside a loss."""
-    host = evidence.host
-    if host is None or host.psi_io is None:
-        return no_data(Cause.STORAGE, line("no_io"))
-    seen = line("psi_io", host.psi_io.lane, now=host.psi_io.value)
-    above = host.psi_io.usual is None or host.psi_io.value > 2 * host.psi_io.usual + 2
-    if not bar.reached("storage.pressure_pct", host.psi_io.value) or not above or not effect_of(evidence, bar).slow:
-        return ruled_out(Cause.STORAGE, seen)
-    return confirmed(
-        Cause.STORAGE,
-        Strength.WEAK,
-        (seen, pair_line(evidence)),
-        summary("storage", now=host.psi_io.value),
-        (fix("move_io", Cost.OPERATIONS_CHEAP),),
-        since_ns=host.psi_io.since_ns,
-        scope="node",
-    )
 
 
 def examine(evidence: Evidence, bar: Bar) -> list[Finding]:

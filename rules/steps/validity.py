@@ -5,6 +5,7 @@ from __future__ import annotations
 from rules.evidence import Evidence, ratio, value
 from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, ruled_out, summary
 from rules.priors import Strength
+from rules.steps.figures import untrue
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost
 
@@ -30,7 +31,9 @@ def telemetry(evidence: Evidence, bar: Bar) -> Finding:
             scope="node",
             alone=True,
         )
-    return _silent_device(evidence, bar) or _blind_engine(evidence, bar) or _clock(evidence, bar)
+    return (
+        _silent_device(evidence, bar) or _blind_engine(evidence, bar) or untrue(evidence, bar) or _clock(evidence, bar)
+    )
 
 
 def _silent_device(evidence: Evidence, bar: Bar) -> Finding | None:
@@ -75,6 +78,8 @@ def _blind_engine(evidence: Evidence, bar: Bar) -> Finding | None:
             alone=True,
         )
     age = value(engine.stats_age)
+    if evidence.told and engine.stalled and not engine.probe_ok:
+        return None  # nothing comes out, by another witness than the statistics
     if bar.reached("telemetry.stats_age_s", age) and age is not None and not engine.down_s:
         return confirmed(
             Cause.TELEMETRY,
@@ -100,6 +105,8 @@ def _clock(evidence: Evidence, bar: Bar) -> Finding:
             alone=True,
         )
     engine = evidence.engine
+    if evidence.told:
+        return no_data(Cause.TELEMETRY, line("nothing_to_compare"))
     fresh = line("fresh", "", age_s=evidence.silent_s)
     if engine is not None and engine.tokens_per_s is not None:
         fresh = line("fresh_engine", "engine.up", age_s=evidence.silent_s, engine=engine.name)
@@ -113,6 +120,8 @@ def demand(evidence: Evidence, bar: Bar) -> Finding:
         return no_data(Cause.DEMAND)
     running, waiting = engine.running.value, value(engine.waiting) or 0.0
     asked = ratio(engine.running)
+    if evidence.told and engine.waiting is None:
+        return ruled_out(Cause.DEMAND, line("running_only", "engine.requests_running", running=running))
     if running < 0.3 and waiting < 1:
         return ruled_out(Cause.DEMAND, line("idle", "engine.requests_running"))
     if asked is not None and asked <= 0.7 and waiting < 1 and not effect_of(evidence, bar).slow:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
+
 from rules.evidence import Evidence, GpuEvidence, ratio, value
-from rules.finding import Finding, confirmed, effect_of, fix, line, names, no_data, pair_line, ruled_out, summary
+from rules.finding import (
+    Finding,
+    against,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    summary,
+)
 from rules.priors import Strength
 from rules.steps.physical.readings import clock_line, draw_line, fall, is_hot, temperature_line
 from rules.thresholds import Bar
@@ -18,7 +33,7 @@ FAULT_STATES = frozenset((1, 2, 4, 6))  # lost, reset required, hung, absent
 
 def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
     """A GPU that is lost or hung, a hardware Xid, an uncorrectable memory error, a failed row remap."""
-    if not evidence.gpus:
+    if not evidence.gpus and not evidence.events and not evidence.group.power:
         return no_data(Cause.GPU_FAULT, line("no_gpu"))
     lines: list[Line] = []
     gpus: list[str] = []
@@ -46,9 +61,11 @@ def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
             gpus=tuple(gpus),
             alone=True,
         )
-    stuck = _stuck_clock(evidence, bar)
+    stuck = _stuck_clock(evidence, bar) or _remapped(evidence, bar) or _odd_one(evidence, bar)
     if stuck is not None:
         return stuck
+    if evidence.told:
+        return _healthy_as_told(evidence)
     pending = [gpu.index for gpu in evidence.gpus if gpu.remap_pending]
     return ruled_out(
         Cause.GPU_FAULT,
@@ -57,31 +74,59 @@ def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
     )
 
 
+def _healthy_as_told(evidence: Evidence) -> Finding:
+    """Ruled out by what is told of clocks and errors; of what nobody looked at nothing is known."""
+    lines: list[Line | None] = [line("xid_ignored", "", code=e.code or 0) for e in evidence.events if e.kind == "xid"]
+    for gpu in evidence.gpus:
+        lines += [
+            clock_line(gpu),
+            line("remap_pending", "gpu.remap_pending", gpus=gpu.index) if gpu.remap_pending else None,
+        ]
+        if gpu.ecc_uncorrected_new is not None:
+            lines.append(line("no_ecc", "gpu.ecc_uncorrected_total"))
+    if not any(lines):
+        return no_data(Cause.GPU_FAULT, line("no_fault_signals"))
+    return ruled_out(Cause.GPU_FAULT, *lines)
+
+
 def _faults_of(gpu: GpuEvidence) -> list[Line]:
     found = []
     if gpu.state in FAULT_STATES:
         found.append(line("gpu_state", "gpu.state", gpu=gpu.index, state=GPU_STATES[gpu.state or 0]))
     if gpu.remap_failed:
         found.append(line("remap_failed", "gpu.remap_failed", gpu=gpu.index))
+    if gpu.contained_error:
+        found.append(line("contained", "gpu.xid_total", gpu=gpu.index))
     errors = value(gpu.ecc_uncorrected_new)
     if errors:
         found.append(line("ecc", "gpu.ecc_uncorrected_total", gpu=gpu.index, errors=errors))
     return found
 
 
+def _is_stuck(gpu: GpuEvidence, bar: Bar) -> bool:
+    """Clock and power far below usual, or one of them where the other is not known and it is lower still."""
+    clock, power, memory = ratio(gpu.sm_clock), ratio(gpu.power), ratio(gpu.mem_clock)
+    if gpu.clock_ceiling or bar.reached("gpu_fault.awake_pstate", gpu.pstate):
+        return False
+    if bar.reached("gpu_fault.mem_clock_ratio", memory) or (
+        power is None and bar.reached("gpu_fault.alone_ratio", clock)
+    ):
+        return True
+    return bar.reached("gpu_fault.stuck_clock_ratio", clock) and bar.reached("gpu_fault.stuck_power_ratio", power)
+
+
 def _stuck_clock(evidence: Evidence, bar: Bar) -> Finding | None:
     """Clock and power far below usual at high util, cool, no flag: the card sits in a low clock state."""
+    effect = effect_of(evidence, bar)
     stuck = [
         gpu
         for gpu in evidence.gpus
-        if bar.reached("gpu_fault.stuck_util_pct", value(gpu.util))
-        and bar.reached("gpu_fault.stuck_clock_ratio", ratio(gpu.sm_clock))
-        and bar.reached("gpu_fault.stuck_power_ratio", ratio(gpu.power))
+        if (bar.reached("gpu_fault.stuck_util_pct", value(gpu.util)) or (gpu.util is None and effect.told))
+        and _is_stuck(gpu, bar)
         and not is_hot(gpu, bar)
         and not any(bar.reached("gpu_fault.reason_duty", seen.value) for seen in gpu.duty.values())
     ]
-    effect = effect_of(evidence, bar)
-    if not stuck or not effect.slow:
+    if not stuck or not effect.hurts:
         return None
     worst = min(stuck, key=lambda gpu: ratio(gpu.sm_clock) or 1.0)
     return confirmed(
@@ -91,11 +136,54 @@ def _stuck_clock(evidence: Evidence, bar: Bar) -> Finding | None:
             line("clock_stuck", "gpu.sm_clock_mhz", gpus=names(gpu.index for gpu in stuck)),
             clock_line(worst),
             draw_line(worst),
+            against(worst.mem_clock),
             temperature_line(worst),
+            line("since_boot", "") if worst.since_boot else None,
             pair_line(evidence),
         ),
         summary("clock_state", **fall(evidence, effect)),
         (fix("reset_clocks", Cost.OPERATIONS_CHEAP), fix("drain_reset", Cost.OPERATIONS_CHEAP)),
         since_ns=worst.sm_clock.since_ns if worst.sm_clock else None,
         gpus=tuple(gpu.index for gpu in stuck),
+    )
+
+
+def _remapped(evidence: Evidence, bar: Bar) -> Finding | None:
+    """Rows were remapped while the output fell: memory is failing, and the card has mended itself so far."""
+    effect = effect_of(evidence, bar)
+    worn = [gpu for gpu in evidence.gpus if value(gpu.remapped_new)]
+    if not worn or not effect.hurts:
+        return None
+    rows = sum(value(gpu.remapped_new) or 0.0 for gpu in worn)
+    return confirmed(
+        Cause.GPU_FAULT,
+        Strength.FAIR,
+        (line("rows_remapped", "gpu.remapped_rows_total", gpus=names(g.index for g in worn), rows=rows),),
+        names_cause(Cause.GPU_FAULT, effect),
+        (fix("drain_reset", Cost.OPERATIONS_CHEAP), fix("replace_gpu", Cost.HARDWARE_COSTLY)),
+        since_ns=evidence.output.since_ns,
+        gpus=tuple(gpu.index for gpu in worn),
+    )
+
+
+def _odd_one(evidence: Evidence, bar: Bar) -> Finding | None:
+    """Of a group whose GPUs all read busy, one draws far more or far less than the others: they wait for each other, at its pace."""
+    group, effect = evidence.group, effect_of(evidence, bar)
+    if len(group.power) < 2 or not effect.slow or group.running or (group.util and min(group.util) < 90):
+        return None
+    middle = statistics.median(group.power)
+    odd = max(range(len(group.power)), key=lambda rank: abs(group.power[rank] - middle))
+    apart = max(group.power[odd], middle) / max(min(group.power[odd], middle), 1.0)
+    if not bar.reached("gpu_fault.power_apart", apart):
+        return None
+    return confirmed(
+        Cause.GPU_FAULT,
+        Strength.FAIR,
+        (
+            line("odd_rank", "gpu.power_w", rank=odd, power_w=group.power[odd], others_w=middle),
+            pair_line(evidence),
+        ),
+        names_cause(Cause.GPU_FAULT, effect),
+        (fix("drain_reset", Cost.OPERATIONS_CHEAP), fix("replace_gpu", Cost.HARDWARE_COSTLY)),
+        since_ns=evidence.output.since_ns,
     )

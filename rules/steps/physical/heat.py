@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rules.evidence import Evidence, GpuEvidence, ratio, value
-from rules.finding import Finding, confirmed, effect_of, fix, line, names, no_data, pair_line, ruled_out, summary
+from rules.finding import (
+    Finding,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    summary,
+)
 from rules.priors import Strength
 from rules.steps.physical.readings import (
     clock_line,
@@ -23,12 +35,12 @@ from rules.verdict import Cause, Cost, Fix, Line
 
 def thermal(evidence: Evidence, bar: Bar) -> Finding:
     """R1, R8: slowdown bits or a temperature on its limit, with the clock down, beside a loss."""
-    known = [gpu for gpu in evidence.gpus if gpu.temp is not None or gpu.temp_margin is not None or gpu.duty]
+    known = [gpu for gpu in evidence.gpus if _tells_heat(gpu)]
     if not known:
         return no_data(Cause.THERMAL, line("no_gpu" if not evidence.gpus else "no_temperature"))
     hot = [gpu for gpu in known if is_hot(gpu, bar)]
     if not hot:
-        return ruled_out(Cause.THERMAL, *_coolness(known))
+        return _poor_cooling(evidence, known, bar) or ruled_out(Cause.THERMAL, *_coolness(known))
     effect = effect_of(evidence, bar)
     slowed = [gpu for gpu in hot if bar.reached("thermal.clock_ratio", ratio(gpu.sm_clock))]
     if not is_harmed(effect, bool(slowed)):
@@ -47,9 +59,7 @@ def thermal(evidence: Evidence, bar: Bar) -> Finding:
         Cause.THERMAL,
         Strength.STRONG if both else Strength.FAIR,
         (
-            line(
-                "heat_duty", "gpu.throttle_reasons", gpus=names(g.index for g in hot), duty_pct=100 * heat_duty(worst)
-            ),
+            _duty_line(evidence, hot, worst),
             temperature_line(worst),
             clock_line(worst),
             *room,
@@ -63,10 +73,63 @@ def thermal(evidence: Evidence, bar: Bar) -> Finding:
     )
 
 
+def _tells_heat(gpu: GpuEvidence) -> bool:
+    seen = (gpu.temp, gpu.temp_margin, gpu.mem_temp, gpu.peer_temp, gpu.temp_slope, gpu.fan)
+    return bool(gpu.duty) or any(entry is not None for entry in seen)
+
+
+def _duty_line(evidence: Evidence, hot: Sequence[GpuEvidence], worst: GpuEvidence) -> Line | None:
+    if evidence.told:
+        return line("told_heat", "gpu.throttle_reasons") if heat_duty(worst) else line("told_limit", "gpu.temp_c")
+    which = names(gpu.index for gpu in hot)
+    return line("heat_duty", "gpu.throttle_reasons", gpus=which, duty_pct=100 * heat_duty(worst))
+
+
+def _poor_cooling(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> Finding | None:
+    """Hotter than its neighbours, warming fast, fans stopped or at their end: two of these, or one beside a clock that is down."""
+    effect = effect_of(evidence, bar)
+    if not effect.hurts:
+        return None
+    found: list[tuple[GpuEvidence, list[Line]]] = []
+    for gpu in gpus:
+        signs: list[Line] = []
+        if gpu.peer_temp is not None and bar.reached("thermal.peer_c", gpu.peer_temp.rise):
+            signs.append(line("hotter", "gpu.temp_c", gpu=gpu.index, rise_c=gpu.peer_temp.rise or 0.0))
+        if gpu.temp_slope is not None and bar.reached("thermal.slope_c_min", gpu.temp_slope.value):
+            signs.append(line("warming", "gpu.temp_c", gpu=gpu.index, c_min=gpu.temp_slope.value))
+        if (
+            gpu.fan is not None
+            and gpu.util is not None
+            and gpu.loaded
+            and bar.reached("thermal.fan_still", gpu.fan.value)
+        ):
+            signs.append(line("fan_still", "gpu.fan_pct", gpu=gpu.index, fan_pct=gpu.fan.value))
+        elif gpu.fan is not None and bar.reached("thermal.fan_full", gpu.fan.value):
+            signs.append(line("fan_full", "gpu.fan_pct", gpu=gpu.index, fan_pct=gpu.fan.value))
+        if signs:
+            found.append((gpu, signs))
+    if not found:
+        return None
+    worst, signs = max(found, key=lambda entry: len(entry[1]))
+    slowed = bar.reached("thermal.clock_ratio", ratio(worst.sm_clock))
+    if len(signs) + slowed < 2:
+        return None
+    return confirmed(
+        Cause.THERMAL,
+        Strength.FAIR,
+        (*signs, temperature_line(worst), clock_line(worst), pair_line(evidence)),
+        names_cause(Cause.THERMAL, effect),
+        _heat_fixes(False),
+        since_ns=evidence.output.since_ns,
+        gpus=tuple(gpu.index for gpu, _ in found),
+    )
+
+
 def _coolness(gpus: Sequence[GpuEvidence]) -> list[Line | None]:
     hottest = max(gpus, key=lambda gpu: value(gpu.temp) or 0.0)
     duty = max(heat_duty(gpu) for gpu in gpus)
-    return [temperature_line(hottest), line("heat_none", "gpu.throttle_reasons", duty_pct=100 * duty)]
+    bits = line("heat_none", "gpu.throttle_reasons", duty_pct=100 * duty) if any(gpu.duty for gpu in gpus) else None
+    return [temperature_line(hottest), bits]
 
 
 def _room_lines(evidence: Evidence, bar: Bar) -> list[Line]:

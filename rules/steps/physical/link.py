@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from rules.evidence import Evidence, GpuEvidence, rise, value
-from rules.finding import Finding, confirmed, effect_of, fix, line, names, no_data, pair_line, ruled_out, summary
+from rules.evidence import Evidence, GpuEvidence, ratio, rise, value
+from rules.finding import (
+    Effect,
+    Finding,
+    Sign,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    strongest,
+    summary,
+)
 from rules.priors import Strength
 from rules.steps.physical.readings import fall
 from rules.thresholds import Bar
@@ -12,17 +27,21 @@ from rules.verdict import Cause, Cost, Line
 
 def pcie_link(evidence: Evidence, bar: Bar) -> Finding:
     """R24: under load, a generation or width below what this link usually has, beside a loss."""
+    effect = effect_of(evidence, bar)
+    measured = _measured(evidence, effect, bar)
+    if measured is not None:
+        return measured
     loaded = [
         gpu
         for gpu in evidence.gpus
-        if gpu.pcie_gen is not None
-        and bar.reached("pcie_link.util_pct", value(gpu.util))
+        if (gpu.pcie_gen is not None or gpu.pcie_width is not None)
+        and (bar.reached("pcie_link.util_pct", value(gpu.util)) or (gpu.util is None and evidence.told))
         and (gpu.pstate is None or gpu.pstate <= bar.enter("pcie_link.idle_pstate"))
     ]
     if not loaded:
         return no_data(Cause.PCIE_LINK, line("no_gpu" if not evidence.gpus else "no_link"))
-    bad = [gpu for gpu in loaded if _link_is_low(gpu)]
-    if not bad or not effect_of(evidence, bar).slow:
+    bad = [gpu for gpu in loaded if _link_is_low(gpu, bar)]
+    if not bad or not effect.hurts:
         worst = min(loaded, key=lambda gpu: (value(gpu.pcie_gen) or 0, value(gpu.pcie_width) or 0))
         return ruled_out(Cause.PCIE_LINK, _link_line(worst, "link_harmless" if bad else "link"))
     worst = bad[0]
@@ -37,7 +56,7 @@ def pcie_link(evidence: Evidence, bar: Bar) -> Finding:
             else None,
             pair_line(evidence),
         ),
-        summary("pcie_link", gpus=names(gpu.index for gpu in bad), **fall(evidence, effect_of(evidence, bar))),
+        summary("pcie_link", gpus=names(gpu.index for gpu in bad), **fall(evidence, effect)),
         (fix("reseat", Cost.OPERATIONS_CHEAP), fix("replace_riser", Cost.HARDWARE_COSTLY)),
         since_ns=evidence.output.since_ns,
         gpus=tuple(gpu.index for gpu in bad),
@@ -45,18 +64,86 @@ def pcie_link(evidence: Evidence, bar: Bar) -> Finding:
     )
 
 
-def _link_is_low(gpu: GpuEvidence) -> bool:
-    """Below its own usual where that is known; else below its maximum, for the generation only: narrow slots exist by design."""
+def _measured(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
+    """What moves, or can't: no peer-to-peer, a measured bandwidth below usual, a link that is full, one rank that waits for its data."""
+    if not effect.hurts:
+        return None
+    group, fabric = evidence.group, evidence.fabric
+    signs: list[Sign] = []
+    if fabric.peer_to_peer is False:
+        signs.append(Sign(Strength.FAIR, line("no_p2p", "")))
+    for gpu in evidence.gpus:
+        carried = ratio(gpu.link_bandwidth)
+        if bar.reached("pcie_link.bandwidth_ratio", carried) and not fabric.transport:
+            signs.append(Sign(Strength.STRONG, line("bandwidth", "", pct=100 * (carried or 0.0))))
+        room = capacity_bytes_s(gpu)
+        moved = value(gpu.link_bytes_s)
+        if room and moved and bar.reached("pcie_link.full_share", moved / room):
+            seen = line("link_full", "gpu.pcie_rx_bytes_s", gpu=gpu.index, gb_s=moved / 1e9, pct=100 * moved / room)
+            signs.append(Sign(Strength.FAIR, seen))
+    gap = max(group.util) - min(group.util) if len(group.util) > 1 else None
+    if bar.reached("pcie_link.rank_gap_pct", gap) and _may_wait_for_link(evidence):
+        seen = line("rank_gap", "gpu.util_pct", high=max(group.util), low=min(group.util))
+        signs.append(Sign(Strength.FAIR, seen))
+    if not signs:
+        return None
+    return confirmed(
+        Cause.PCIE_LINK,
+        strongest(signs),
+        (*(sign.line for sign in signs), *(_known_link_line(gpu) for gpu in evidence.gpus), pair_line(evidence)),
+        names_cause(Cause.PCIE_LINK, effect),
+        (fix("better_slots", Cost.OPERATIONS_CHEAP), fix("reseat", Cost.OPERATIONS_CHEAP)),
+        since_ns=evidence.output.since_ns,
+    )
+
+
+def _may_wait_for_link(evidence: Evidence) -> bool:
+    """Ranks of one group whose busy shares differ wait for data, unless the links are known to be whole or requests are unevenly spread."""
+    if evidence.group.running or evidence.group.share or evidence.group.mixed or evidence.group.uneven:
+        return False
+    whole = [
+        gpu.pcie_gen is not None and gpu.pcie_gen_max is not None and gpu.pcie_gen.value >= gpu.pcie_gen_max
+        for gpu in evidence.gpus
+    ]
+    return not (whole and all(whole))
+
+
+LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
+"""Of one PCIe lane by generation, after line coding (PCI-SIG base specifications)."""
+
+
+def capacity_bytes_s(gpu: GpuEvidence) -> float | None:
+    """What the link can carry one way as it is now; None while its generation or width is not known."""
+    if gpu.pcie_gen is None or gpu.pcie_width is None:
+        return None
+    return LANE_BYTES_S.get(int(gpu.pcie_gen.value), 0.0) * gpu.pcie_width.value or None
+
+
+def _link_is_low(gpu: GpuEvidence, bar: Bar) -> bool:
+    """Below its own usual where that is known; else below its maximum, for the generation only: narrow slots exist by design.
+
+    Where neither is known, only what no slot of an inference host should be.
+    """
     gen, width = gpu.pcie_gen, gpu.pcie_width
+    room, moved = capacity_bytes_s(gpu), value(gpu.link_bytes_s)
+    if room and moved is not None and not bar.reached("pcie_link.used_share", moved / room):
+        return False
     narrow = width is not None and (rise(width) or 0.0) < 0
-    if gen is None:
-        return narrow
-    if gen.usual is not None:
+    if gen is not None and gen.usual is not None:
         return narrow or gen.value < gen.usual
-    return narrow or (gpu.pcie_gen_max is not None and gen.value < gpu.pcie_gen_max)
+    if gen is not None and gpu.pcie_gen_max is not None:
+        return narrow or gen.value < gpu.pcie_gen_max
+    return narrow or bar.reached("pcie_link.gen", value(gen)) or bar.reached("pcie_link.width", value(width))
+
+
+def _known_link_line(gpu: GpuEvidence) -> Line | None:
+    return None if gpu.pcie_gen is None else _link_line(gpu, "link")
 
 
 def _link_line(gpu: GpuEvidence, key: str) -> Line:
+    if gpu.pcie_gen is None or gpu.pcie_width is None or gpu.pcie_gen_max is None:
+        gen, width = value(gpu.pcie_gen), value(gpu.pcie_width)
+        return line("link_told", "gpu.pcie_gen", gen="?" if gen is None else gen, width="?" if width is None else width)
     return line(
         key,
         "gpu.pcie_gen",

@@ -13,42 +13,54 @@ from rules.finding import (
     fix,
     line,
     names,
+    names_cause,
     no_data,
     pair_line,
     ruled_out,
     summary,
 )
 from rules.priors import Strength
-from rules.steps.physical.readings import clock_line, draw_line, fall, is_harmed, temperature_line
+from rules.steps.physical.readings import clock_line, draw_line, fall, is_harmed, is_hot, temperature_line
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 
 
 def power(evidence: Evidence, bar: Bar) -> Finding:
     """R3, R4: a brake, or a lowered cap that binds."""
-    known = [gpu for gpu in evidence.gpus if gpu.power is not None or gpu.duty]
-    if not known:
+    known = [gpu for gpu in evidence.gpus if gpu.power is not None or gpu.duty or gpu.clock_ceiling]
+    vanished = evidence.host is not None and evidence.host.vanished
+    if not known and evidence.room.supply_w is None and not vanished:
         return no_data(Cause.POWER, line("no_gpu" if not evidence.gpus else "no_power"))
     effect = effect_of(evidence, bar)
     return (
-        _brake(evidence, known, effect, bar) or _cap(evidence, known, effect, bar) or _power_clean(evidence, known, bar)
+        _brake(evidence, known, effect, bar)
+        or _cap(evidence, known, effect, bar)
+        or _small_supply(evidence, effect)
+        or _cap_too_early(evidence, known, effect, bar)
+        or _ceiling(evidence, known, effect, bar)
+        or _power_clean(evidence, known, bar)
     )
 
 
 def _brake(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar: Bar) -> Finding | None:
     braked = [gpu for gpu in gpus if bar.reached("power.brake_duty", value(gpu.duty.get("hw_power_brake")))]
     slowed = [gpu for gpu in braked if bar.reached("power.brake_clock_ratio", ratio(gpu.sm_clock))]
-    if not braked or not (effect.slow or slowed):
+    if not braked:
+        braked = [gpu for gpu in gpus if _slows_unnamed(gpu, bar)]
+    if not braked or not (effect.hurts or slowed):
         return None
-    worst = max(braked, key=lambda gpu: value(gpu.duty["hw_power_brake"]) or 0.0)
-    duty = worst.duty["hw_power_brake"]
-    sinces = [gpu.duty["hw_power_brake"].since_ns for gpu in braked]
+    worst = max(braked, key=lambda gpu: value(gpu.duty.get("hw_power_brake")) or 0.0)
+    duty = worst.duty.get("hw_power_brake") or worst.duty["hw_slowdown"]
+    named = bar.reached("power.brake_duty", value(worst.duty.get("hw_power_brake")))
+    sinces = [seen.since_ns for gpu in braked if (seen := gpu.duty.get("hw_power_brake")) is not None]
     known = [since for since in sinces if since is not None]
     return confirmed(
         Cause.POWER,
-        Strength.PROOF,
+        Strength.PROOF if named else Strength.FAIR,
         (
-            line("brake", duty.lane, gpus=names(gpu.index for gpu in braked), duty_pct=100 * duty.value),
+            line("told_brake" if named else "told_slowdown", duty.lane)
+            if evidence.told or not named
+            else line("brake", duty.lane, gpus=names(gpu.index for gpu in braked), duty_pct=100 * duty.value),
             clock_line(worst),
             draw_line(worst),
             temperature_line(worst),
@@ -64,6 +76,80 @@ def _brake(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar:
         since_ns=min(known) if known else evidence.output.since_ns,
         gpus=tuple(gpu.index for gpu in braked),
         alone=True,
+    )
+
+
+def _slows_unnamed(gpu: GpuEvidence, bar: Bar) -> bool:
+    """The hardware halves the clock and names neither heat nor the brake, on a card that is not hot, beside a clock that is down."""
+    bit = value(gpu.duty.get("hw_slowdown"))
+    low = gpu.sm_clock is None or bar.reached("power.brake_clock_ratio", ratio(gpu.sm_clock))
+    brake = bar.reached("power.brake_duty", value(gpu.duty.get("hw_power_brake")))
+    return bar.reached("power.cap_duty", bit) and low and not brake and not is_hot(gpu, bar)
+
+
+def _small_supply(evidence: Evidence, effect: Effect) -> Finding | None:
+    """Cards and host may draw more at their limits than the supplies give: named once the host has gone away, or of an incident."""
+    supply, limits = evidence.room.supply_w, evidence.room.limits_w
+    vanished = evidence.host is not None and evidence.host.vanished
+    small = supply is not None and limits is not None and limits > supply
+    if not vanished and not (small and effect.hurts):
+        return None
+    return confirmed(
+        Cause.POWER,
+        Strength.STRONG if small and vanished else Strength.FAIR if small else Strength.WEAK,
+        (
+            line("supply_small", "psu.capacity_w", supply_w=supply or 0.0, limits_w=limits or 0.0) if small else None,
+            line("host_vanished", "") if vanished else None,
+        ),
+        names_cause(Cause.POWER, effect),
+        (
+            fix("lower_limits", Cost.SOFTWARE_CHEAP),
+            fix("check_supply", Cost.OPERATIONS_CHEAP),
+            fix("bigger_supply", Cost.HARDWARE_COSTLY),
+        ),
+        alone=True,
+    )
+
+
+def _cap_too_early(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar: Bar) -> Finding | None:
+    """The cap's bit far below the limit (sensing, cabling, a supply that begs), or beside a clock far below usual at the limit."""
+    found: list[tuple[GpuEvidence, Line | None]] = []
+    for gpu in gpus:
+        if not bar.reached("power.steady_cap_duty", value(gpu.duty.get("sw_power_cap"))) or is_hot(gpu, bar):
+            continue
+        share = draw_share(gpu)
+        if bar.reached("power.early_ratio", share):
+            found.append((gpu, line("cap_early", "gpu.throttle_reasons", gpu=gpu.index, share_pct=100 * (share or 0))))
+        elif effect.slow_work and bar.reached("power.cap_clock_ratio", ratio(gpu.sm_clock)):
+            found.append((gpu, line("cap_holds", "gpu.throttle_reasons", gpu=gpu.index)))
+    if not found or not effect.hurts:
+        return None
+    worst, seen = found[0]
+    return confirmed(
+        Cause.POWER,
+        Strength.FAIR,
+        (seen, draw_line(worst), clock_line(worst), temperature_line(worst), pair_line(evidence)),
+        names_cause(Cause.POWER, effect),
+        (fix("raise_cap", Cost.OPERATIONS_CHEAP), fix("check_supply", Cost.OPERATIONS_CHEAP)),
+        since_ns=evidence.output.since_ns,
+        gpus=tuple(gpu.index for gpu, _ in found),
+    )
+
+
+def _ceiling(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar: Bar) -> Finding | None:
+    """A lock or a ceiling on the clock, and the clock is down."""
+    locked = [gpu for gpu in gpus if gpu.clock_ceiling and not is_hot(gpu, bar)]
+    low = [gpu for gpu in locked if gpu.sm_clock is None or bar.reached("power.clock_ratio", ratio(gpu.sm_clock))]
+    if not low or not effect.hurts:
+        return None
+    return confirmed(
+        Cause.POWER,
+        Strength.STRONG,
+        (line("clock_ceiling", "gpu.sm_clock_mhz"), clock_line(low[0]), draw_line(low[0]), pair_line(evidence)),
+        names_cause(Cause.POWER, effect),
+        (fix("reset_clocks", Cost.OPERATIONS_CHEAP),),
+        since_ns=evidence.output.since_ns,
+        gpus=tuple(gpu.index for gpu in low),
     )
 
 
@@ -83,10 +169,17 @@ def _cap_reference(gpu: GpuEvidence, bar: Bar) -> tuple[str, float] | None:
     return None
 
 
+def draw_share(gpu: GpuEvidence) -> float | None:
+    """Draw over enforced limit; None while either is not known in watts."""
+    if gpu.draw_to_limit is not None:
+        return gpu.draw_to_limit
+    if gpu.power is None or gpu.power_limit is None or gpu.power.relative or not gpu.power_limit.value:
+        return None
+    return gpu.power.value / gpu.power_limit.value
+
+
 def _binds(gpu: GpuEvidence, bar: Bar) -> bool:
-    if gpu.power is None or gpu.power_limit is None:
-        return False
-    at_cap = bar.reached("power.draw_ratio", gpu.power.value / gpu.power_limit.value)
+    at_cap = bar.reached("power.draw_ratio", draw_share(gpu))
     return at_cap or bar.reached("power.cap_duty", value(gpu.duty.get("sw_power_cap")))
 
 
@@ -105,7 +198,9 @@ def _cap(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar: B
         Cause.POWER,
         Strength.STRONG if name == "usual" or slowed else Strength.FAIR,
         (
-            line(f"cap_{name}", "gpu.power_limit_w", gpus=names(low), limit_w=limit, reference_w=reference),
+            line("cap_share", "gpu.power_limit_w", share_pct=100 * limit / reference)
+            if worst.power_limit is not None and worst.power_limit.relative
+            else line(f"cap_{name}", "gpu.power_limit_w", gpus=names(low), limit_w=limit, reference_w=reference),
             draw_line(worst),
             line("cap_bit", "gpu.throttle_reasons", gpu=worst.index, duty_pct=100 * bit) if bit is not None else None,
             clock_line(worst),
@@ -132,8 +227,10 @@ def _supply_lines(evidence: Evidence, bar: Bar) -> list[Line]:
 
 
 def _power_clean(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> Finding:
+    if not gpus:
+        return ruled_out(Cause.POWER, *_supply_lines(evidence, bar))
     lines: list[Line | None] = []
-    drawing = max(gpus, key=lambda gpu: (value(gpu.power) or 0.0) / (value(gpu.power_limit) or 1e9))
+    drawing = max(gpus, key=lambda gpu: draw_share(gpu) or 0.0)
     lines.append(draw_line(drawing))
     bit = max((value(gpu.duty.get("sw_power_cap")) or 0.0 for gpu in gpus), default=0.0)
     low = [gpu.index for gpu in gpus if _cap_reference(gpu, bar) is not None]
@@ -142,5 +239,6 @@ def _power_clean(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> F
     elif bar.reached("power.cap_duty", bit):
         lines.append(line("cap_bit_normal", "gpu.throttle_reasons", duty_pct=100 * bit))
     brake = max((value(gpu.duty.get("hw_power_brake")) or 0.0 for gpu in gpus), default=0.0)
-    lines.append(line("brake_none", "gpu.throttle_reasons", duty_pct=100 * brake))
+    if any(gpu.duty for gpu in gpus):
+        lines.append(line("brake_none", "gpu.throttle_reasons", duty_pct=100 * brake))
     return ruled_out(Cause.POWER, *lines, *_supply_lines(evidence, bar))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rules.evidence import Evidence, GpuEvidence, Observation, value
-from rules.finding import Effect, line
+from rules.evidence import Evidence, GpuEvidence, Observation, ratio, value
+from rules.finding import Effect, against, line
 from rules.thresholds import Bar
 from rules.verdict import Line, Number
 
@@ -14,14 +14,16 @@ def temperature_line(gpu: GpuEvidence) -> Line | None:
     memory, limit = gpu.mem_temp, gpu.mem_temp_limit
     if memory is not None and limit is not None and limit - memory.value <= 3:
         return line("mem_temp", "gpu.mem_temp_c", gpu=gpu.index, temp_c=memory.value, limit_c=limit)
+    if memory is not None and limit is None and memory.value > gpu.temp.value + 20:
+        return line("mem_temp_only", "gpu.mem_temp_c", gpu=gpu.index, temp_c=memory.value)
     if gpu.temp_limit is not None:
         return line("temp", "gpu.temp_c", gpu=gpu.index, temp_c=gpu.temp.value, limit_c=gpu.temp_limit)
     return line("temp_only", "gpu.temp_c", gpu=gpu.index, temp_c=gpu.temp.value)
 
 
 def clock_line(gpu: GpuEvidence) -> Line | None:
-    if gpu.sm_clock is None:
-        return None
+    if gpu.sm_clock is None or gpu.sm_clock.relative:
+        return against(gpu.sm_clock)
     if gpu.sm_clock.usual is not None:
         return line("clock", "gpu.sm_clock_mhz", gpu=gpu.index, mhz=gpu.sm_clock.value, usual_mhz=gpu.sm_clock.usual)
     if gpu.sm_clock_max is not None:
@@ -30,8 +32,10 @@ def clock_line(gpu: GpuEvidence) -> Line | None:
 
 
 def draw_line(gpu: GpuEvidence) -> Line | None:
-    if gpu.power is None or gpu.power_limit is None:
-        return None
+    if gpu.power is None or gpu.power.relative:
+        return against(gpu.power)
+    if gpu.power_limit is None:
+        return line("draw_only", "gpu.power_w", gpu=gpu.index, power_w=gpu.power.value)
     return line("draw", "gpu.power_w", gpu=gpu.index, power_w=gpu.power.value, limit_w=gpu.power_limit.value)
 
 
@@ -45,8 +49,8 @@ def fall(evidence: Evidence, effect: Effect) -> dict[str, Number]:
 
 
 def is_harmed(effect: Effect, clock_low: bool) -> bool:
-    """A loss; or, while nothing is expected yet, a clock that is low."""
-    return effect.slow if effect.known else clock_low
+    """A loss; or, while nothing is expected yet, a clock that is low; or an incident of which no loss is told."""
+    return effect.slow if effect.known else clock_low or effect.hurts
 
 
 def heat_duty(gpu: GpuEvidence) -> float:
@@ -58,8 +62,13 @@ def heat_bits(gpu: GpuEvidence) -> list[Observation]:
 
 
 def is_at_limit(gpu: GpuEvidence, bar: Bar) -> bool:
-    return bar.reached("thermal.margin_c", value(gpu.temp_margin))
+    """On the card's own limit; where no limit is known, so hot that cards are known to slow down, with the clock down or so in memory."""
+    if gpu.temp_margin is not None:
+        return bar.reached("thermal.margin_c", gpu.temp_margin.value)
+    slowed = bar.reached("thermal.clock_ratio", ratio(gpu.sm_clock))
+    core = gpu.temp_limit is None and slowed and bar.reached("thermal.hot_c", value(gpu.temp))
+    return core or (gpu.mem_temp_limit is None and bar.reached("thermal.mem_hot_c", value(gpu.mem_temp)))
 
 
 def is_hot(gpu: GpuEvidence, bar: Bar) -> bool:
-    return bar.reached("thermal.duty", heat_duty(gpu)) or (gpu.loaded and is_at_limit(gpu, bar))
+    return bar.reached("thermal.duty", heat_duty(gpu)) or ((gpu.loaded or gpu.util is None) and is_at_limit(gpu, bar))

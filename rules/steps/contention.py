@@ -1,0 +1,61 @@
+"""Contention: a second process on the GPU, or one that an engine left behind."""
+
+from __future__ import annotations
+
+from rules.evidence import Evidence, rise, value
+from rules.finding import (
+    Effect,
+    Finding,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    summary,
+)
+from rules.priors import Strength
+from rules.thresholds import Bar
+from rules.verdict import Cause, Cost
+
+
+def contention(evidence: Evidence, bar: Bar) -> Finding:
+    """A second process on the GPU since the pair became slow."""
+    effect: Effect = effect_of(evidence, bar)
+    held = [gpu for gpu in evidence.gpus if gpu.left_behind]
+    if held and effect.hurts:
+        return _left_behind(evidence, effect)
+    counted = [gpu for gpu in evidence.gpus if gpu.processes is not None]
+    if not counted:
+        return no_data(Cause.CONTENTION, line("no_gpu" if not evidence.gpus else "no_processes"))
+    shared = [gpu for gpu in counted if bar.reached("contention.processes_rise", rise(gpu.processes))]
+    most = max(counted, key=lambda gpu: value(gpu.processes) or 0)
+    seen = line("processes", "gpu.processes", gpu=most.index, count=int(value(most.processes) or 0))
+    if not shared or not effect.hurts:
+        return ruled_out(Cause.CONTENTION, seen)
+    return confirmed(
+        Cause.CONTENTION,
+        Strength.FAIR,
+        (seen, pair_line(evidence)),
+        summary("contention", loss_pct=effect.loss_pct or 0.0),
+        (fix("evict_tenant", Cost.OPERATIONS_CHEAP),),
+        since_ns=evidence.output.since_ns,
+        gpus=tuple(gpu.index for gpu in shared),
+    )
+
+
+def _left_behind(evidence: Evidence, effect: Effect) -> Finding:
+    used = next((gpu.mem_used_bytes for gpu in evidence.gpus if gpu.mem_used_bytes is not None), None)
+    return confirmed(
+        Cause.CONTENTION,
+        Strength.STRONG,
+        (
+            line("left_behind", "gpu.processes"),
+            line("memory_used", "gpu.mem_used_bytes", gib=used.value / 2**30) if used is not None else None,
+        ),
+        names_cause(Cause.CONTENTION, effect),
+        (fix("end_left_behind", Cost.OPERATIONS_CHEAP),),
+        alone=True,
+    )

@@ -1,0 +1,110 @@
+"""Host CPU: quota throttling, too few cores, CPU pressure, one core full while the GPU waits."""
+
+from __future__ import annotations
+
+from rules.evidence import Evidence, ratio, rise
+from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from rules.priors import Strength
+from rules.thresholds import Bar
+from rules.verdict import Cause, Cost, Line
+
+
+def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
+    """R17 and the evidence order's step 6: quota throttling, CPU pressure, one core full while the GPU waits."""
+    host = evidence.host
+    seen = () if host is None else (host.cpu, host.psi_cpu, host.core_max, host.cores, host.cores_asked)
+    if host is None or (all(entry is None for entry in seen) and not host.throttling):
+        return no_data(Cause.HOST_CPU, line("no_host"))
+    effect = effect_of(evidence, bar)
+    signs = [
+        *_quota(evidence, bar),
+        *_few_cores(evidence, bar),
+        *_pressure(evidence, bar),
+        *full_core(evidence, bar),
+    ]
+    if not signs or not effect.hurts:
+        return ruled_out(
+            Cause.HOST_CPU, *_host_lines(evidence), line("cpu_harmless", "host.cpu_pct") if signs else None
+        )
+    if evidence.engine is not None and evidence.engine.structured and full_core(evidence, bar):
+        signs.append(line("structured", ""))
+    strength = Strength.STRONG if len(signs) > 1 else Strength.FAIR
+    since = [seen.since_ns for seen in (host.psi_cpu, host.load, host.cpu) if seen is not None and seen.since_ns]
+    return confirmed(
+        Cause.HOST_CPU,
+        strength,
+        (*signs, *_host_lines(evidence), pair_line(evidence)),
+        summary("host_cpu", loss_pct=effect.loss_pct or 0.0),
+        (fix("free_cpu", Cost.OPERATIONS_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
+        since_ns=min(since) if since else evidence.output.since_ns,
+        scope="node",
+    )
+
+
+def _quota(evidence: Evidence, bar: Bar) -> list[Line]:
+    if evidence.host is not None and evidence.host.throttling:
+        return [line("told_throttling", "host.cgroup_throttled_pct")]
+    throttled = evidence.host.throttled if evidence.host else None
+    if throttled is None or not bar.reached("host_cpu.throttled_pct", throttled.value):
+        return []
+    if throttled.usual is not None and throttled.value <= 1.5 * throttled.usual:
+        return []  # it was so in health, too
+    return [line("quota", throttled.lane, throttled_pct=throttled.value)]
+
+
+def _few_cores(evidence: Evidence, bar: Bar) -> list[Line]:
+    """More threads than cores, or so few cores that the engine's loop waits: tokens come later and the first ones do not."""
+    host, engine = evidence.host, evidence.engine
+    if host is None:
+        return []
+    found = []
+    cores = host.cores if host.cores is not None else host.cores_asked
+    if cores and host.threads and bar.reached("host_cpu.threads_per_core", host.threads / cores):
+        found.append(line("many_threads", "", threads=host.threads, cores=cores))
+    loop = engine is not None and bar.reached("host_cpu.loop_ratio", ratio(engine.itl))
+    if bar.reached("host_cpu.few_cores", cores) and (loop or effect_of(evidence, bar).slow):
+        found.append(line("few_cores", "", cores=cores or 0.0))
+    return found
+
+
+def _pressure(evidence: Evidence, bar: Bar) -> list[Line]:
+    host = evidence.host
+    if host is None:
+        return []
+    found = []
+    if host.psi_cpu is not None and bar.reached("host_cpu.pressure_rise_pct", rise(host.psi_cpu)):
+        found.append(line("psi_cpu", host.psi_cpu.lane, now=host.psi_cpu.value, usual=host.psi_cpu.usual or 0.0))
+    if host.load is not None and host.load.value >= 2 and bar.reached("host_cpu.load_ratio", ratio(host.load)):
+        found.append(line("load", host.load.lane, now=host.load.value, usual=host.load.usual or 0.0))
+    return found
+
+
+def full_core(evidence: Evidence, bar: Bar) -> list[Line]:
+    """One core full while the GPU waits for it, by its util or by its power; only if the core is not usually so."""
+    host, util = evidence.host, evidence.util_pct
+    if host is None or host.core_max is None or host.core_waits:
+        return []
+    if util is None and evidence.told and bar.reached("host_cpu.core_pct", host.core_max.value):
+        return [line("full_core_only", host.core_max.lane, core_pct=host.core_max.value)]
+    if evidence.effort != "gpu" or util is None:
+        return []
+    usual = host.core_max.usual
+    if usual is not None and host.core_max.value < usual + 10:
+        return []
+    powers = [ratio(gpu.power) for gpu in evidence.gpus]
+    known = [share for share in powers if share is not None]
+    starved = bar.reached("host_cpu.power_ratio", sum(known) / len(known) if known else None)
+    if not bar.reached("host_cpu.core_pct", host.core_max.value) or not (
+        starved or bar.reached("host_cpu.util_pct", util)
+    ):
+        return []
+    return [line("full_core", host.core_max.lane, core_pct=host.core_max.value, util_pct=util)]
+
+
+def _host_lines(evidence: Evidence) -> list[Line | None]:
+    host = evidence.host
+    if host is None or host.cpu is None:
+        return []
+    if host.cpu.usual is None:
+        return [line("cpu", host.cpu.lane, now=host.cpu.value)]
+    return [line("cpu_usual", host.cpu.lane, now=host.cpu.value, usual=host.cpu.usual)]

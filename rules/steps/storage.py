@@ -1,0 +1,58 @@
+"""Storage: I/O pressure beside a loss, and starts that wait for their weights."""
+
+from __future__ import annotations
+
+from rules.evidence import Evidence, LoadEvidence
+from rules.finding import Finding, confirmed, effect_of, fix, line, names_cause, no_data, pair_line, ruled_out, summary
+from rules.priors import Strength
+from rules.thresholds import Bar
+from rules.verdict import Cause, Cost
+
+
+def storage(evidence: Evidence, bar: Bar) -> Finding:
+    """R25: I/O pressure beside a loss."""
+    load = evidence.engine.load if evidence.engine else None
+    if load is not None:
+        waits = _waits_for_weights(evidence, load, bar)
+        if waits is not None:
+            return waits
+    host = evidence.host
+    if host is None or host.psi_io is None:
+        return no_data(Cause.STORAGE, line("no_io"))
+    seen = line("psi_io", host.psi_io.lane, now=host.psi_io.value)
+    above = host.psi_io.usual is None or host.psi_io.value > 2 * host.psi_io.usual + 2
+    if not bar.reached("storage.pressure_pct", host.psi_io.value) or not above or not effect_of(evidence, bar).hurts:
+        return ruled_out(Cause.STORAGE, seen)
+    return confirmed(
+        Cause.STORAGE,
+        Strength.WEAK,
+        (seen, pair_line(evidence)),
+        summary("storage", now=host.psi_io.value),
+        (fix("move_io", Cost.OPERATIONS_CHEAP),),
+        since_ns=host.psi_io.since_ns,
+        scope="node",
+    )
+
+
+def _waits_for_weights(evidence: Evidence, load: LoadEvidence, bar: Bar) -> Finding | None:
+    """The start waits for reading: said so, or most of a long start is weights."""
+    took = load.total_s if load.total_s is not None else load.load_s
+    mostly = load.weights_s is not None and bar.reached("storage.weights_s", load.weights_s)
+    mostly = mostly and (
+        took is None or bar.reached("storage.weights_share", (load.weights_s or 0.0) / max(took, 1e-9))
+    )
+    if not (load.read_bound or mostly):
+        return None
+    return confirmed(
+        Cause.STORAGE,
+        Strength.STRONG if load.read_bound else Strength.FAIR,
+        (
+            line("read_bound", "") if load.read_bound else None,
+            line("start_took", "", took_s=took) if took is not None else None,
+            line("weights_took", "", weights_s=load.weights_s) if load.weights_s is not None else None,
+        ),
+        names_cause(Cause.STORAGE, effect_of(evidence, bar)),
+        (fix("faster_load", Cost.SOFTWARE_CHEAP), fix("move_io", Cost.OPERATIONS_CHEAP)),
+        scope="node",
+        alone=True,
+    )
