@@ -159,11 +159,14 @@ class DatabaseFile:
             self._writer = connection
 
     def _check_pages(self, connection: sqlite3.Connection) -> None:
-        """Raise Damaged if the file's structure is broken as far as CHECK_S let us look: better now than after writing into it."""
+        """Raise Damaged if the file is broken as far as CHECK_S let us look: better now than after writing into it.
+
+        Keys that are out of order are looked for too (quick_check does not): a new row would go where no reader looks.
+        """
         deadline_s = time.monotonic() + CHECK_S
         connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 10_000)
         try:
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                 raise

@@ -521,18 +521,24 @@ class Reader:
         if not fields or not series or span[0] >= span[1]:
             return
         places = [(number, field, found.setdefault(field.name, {})) for number, field in enumerate(fields, 5)]
+        packed, unpack = bytes, _GAUGE.unpack
         for row in self.connection.execute(
             f'SELECT series, time_ns, n, first_ns, last_ns{_select(fields)} FROM "{table}" '
             f"WHERE series IN {_in(series)} AND time_ns >= ? AND time_ns < ?",
             span,
         ):
-            if not wanted(row[:2]):
+            number, start_ns, n = row[:3]
+            if not wanted((number, start_ns)):
                 continue
-            number, start_ns = row[:2]
-            head = _Row(*row[:5]).absolute()
             for place, field, of_field in places:
-                if row[place] is not None:
-                    of_field.setdefault(number, []).append((start_ns, decode(field, head, row[place])))
+                value = row[place]
+                if value is None:
+                    continue
+                if type(value) is packed and field.kind is Kind.GAUGE and len(value) == _GAUGE.size:
+                    cell: Cell = Gauge._make(unpack(value))  # the usual case, in a third of the time
+                else:
+                    cell = decode(field, _Row(number, start_ns, n, start_ns + row[3], start_ns + row[4]), value)
+                of_field.setdefault(number, []).append((start_ns, cell))
 
     def _add_raw(self, found: Cells, start: str, rows_of: str) -> None:
         """Cells of minutes that start at `start` from raw samples, drawn together by the database where it can."""
