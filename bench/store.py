@@ -1,9 +1,10 @@
-"""How fast the stores are: `python bench/store.py [--gpus 1000] [--seconds 60]`.
+"""How fast the stores are: `python bench/store.py [--gpus 1000] [--seconds 60] [--store sqlite]`.
 
-A fleet's samples of 40 numeric fields a GPU are written once a second through `Store.write`, then asked for as the pages do. Prints
-one table with a column for each store: SQLite, a real influxd and a real VictoriaMetrics where they are installed (the latter with
--dedup.minScrapeInterval=1ms, as `pairscope store init` asks for). All times are of this machine, client and server together; `cpu`
-counts this process only.
+A fleet's samples of 40 numeric fields a GPU are written once a second through `Store.write` while another thread rolls up, then asked
+for as the pages do. One GPU has a week at 1 Hz and the others a day, a sample of 8 fields every fifteen minutes each, some in every
+minute. Prints one table with a column for each store: SQLite, a real influxd and a real VictoriaMetrics where they are installed (the
+latter with -dedup.minScrapeInterval=1ms, as `pairscope store init` asks for). All times are of this machine, client and server
+together; `cpu` counts this process only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -28,19 +30,31 @@ sys.path.insert(0, str(ROOT))
 from telemetry import catalogue, lineprotocol  # noqa: E402
 from telemetry.catalogue import Kind  # noqa: E402
 from telemetry.sample import Sample, Value  # noqa: E402
-from telemetry.store import Store, open_store  # noqa: E402
+from telemetry.store import Store, influxdb_rollup, open_store  # noqa: E402
 
 S = 10**9
-FIELDS = [field for field in catalogue.GPU.fields.values() if field.type is not str][:40]
 ONE_GPU = ["util_pct", "temp_c", "power_w", "sm_clock_mhz", "mem_used_bytes", "throttle_reasons", "energy_j", "state"]
-HISTORY_S = 6 * 3600
-DAY_STEP_S = 300
+FLEET_FIELDS = [
+    "util_pct",
+    "mem_util_pct",
+    "temp_c",
+    "power_w",
+    "sm_clock_mhz",
+    "mem_used_bytes",
+    "fan_pct",
+    "mem_temp_c",
+]
+_NUMBERS = {field.name: field for field in catalogue.GPU.fields.values() if field.type is not str}
+FIELDS = [_NUMBERS[name] for name in list(dict.fromkeys([*ONE_GPU, *FLEET_FIELDS, *_NUMBERS]))[:40]]
+DAY_STEP_S = 900
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=60, help="of live ingest at one write a second")
+    parser.add_argument("--days", type=int, default=7, help="of one GPU at 1 Hz")
+    parser.add_argument("--store", choices=["sqlite", "influxdb", "victoriametrics"], help="only this one")
     options = parser.parse_args()
     end_ns = time.time_ns() // S * S
     rows: dict[str, dict[str, str]] = {}
@@ -59,9 +73,11 @@ def main() -> int:
         else:
             print("victoria-metrics is not installed: its column is left out", file=sys.stderr)
         for name, url in stores.items():
+            if options.store not in (None, name):
+                continue
             names.append(name)
             store = open_store(url)
-            for row, value in measure(store, options.gpus, options.seconds, end_ns):
+            for row, value in measure(store, url, options.gpus, options.seconds, end_ns, options.days * 86_400):
                 rows.setdefault(row, {})[name] = value
                 print(f"{name}: {row}: {value}", file=sys.stderr)
             store.close()
@@ -75,28 +91,43 @@ def main() -> int:
     return 0
 
 
-def measure(store: Store, gpus: int, seconds: int, end_ns: int) -> Iterator[tuple[str, str]]:
+def measure(store: Store, url: str, gpus: int, seconds: int, end_ns: int, history: int) -> Iterator[tuple[str, str]]:
     rng = random.Random(1)
     state = [fresh(rng) for _ in range(gpus)]
 
-    history = HISTORY_S
+    store.rollup(end_ns - (history + 86_400) * S)  # a server's rollups begin with the first
     began = time.perf_counter()
     one = fresh(rng)
     batch = []
     for second in range(history):
         wander(one, rng)
-        batch.append(sample(0, one, end_ns - (history - second) * S))
+        batch.append(sample(0, {name: one[name] for name in ONE_GPU}, end_ns - (history - second) * S))
         if len(batch) == 5000:
             store.write(batch)
             batch = []
     store.write(batch)
-    yield "bulk load, one GPU, 6 h at 1 Hz", f"{history * len(FIELDS) / (time.perf_counter() - began):,.0f} values/s"
+    yield (
+        f"bulk load, one GPU, {history // 86_400} d at 1 Hz",
+        f"{history * len(ONE_GPU) / (time.perf_counter() - began):,.0f} values/s",
+    )
 
-    for t in range(24 * 3600 // DAY_STEP_S):
-        at = end_ns - 24 * 3600 * S + t * DAY_STEP_S * S
-        store.write([sample(index, state[index], at) for index in range(1, gpus)])
+    for minute in range(24 * 60):
+        at = end_ns - (24 * 60 - minute) * 60 * S
+        some = range(1 + minute % (DAY_STEP_S // 60), gpus, DAY_STEP_S // 60)
+        store.write([sample(index, {name: state[index][name] for name in FLEET_FIELDS}, at + index) for index in some])
+    before = ask_all(store, gpus, end_ns, end_ns, history, repeat=1)
+    began, cpu = time.perf_counter(), time.process_time()
+    usual, influxdb_rollup.SWEEP_EVERY_S = influxdb_rollup.SWEEP_EVERY_S, 0.0  # all of it now
+    while store.rollup(end_ns, 60.0):
+        pass
+    influxdb_rollup.SWEEP_EVERY_S = usual
+    took = f"{time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} s of cpu"
+    yield f"rolling up {history // 60 + 96 * gpus:,} minutes of GPUs", took
 
     walls: list[float] = []
+    stop = threading.Event()
+    keeper = threading.Thread(target=keep, args=(url, stop))
+    keeper.start()
     cpu = time.process_time()
     start = time.monotonic()
     late = 0
@@ -110,30 +141,64 @@ def measure(store: Store, gpus: int, seconds: int, end_ns: int) -> Iterator[tupl
         store.write(tick)
         walls.append(time.perf_counter() - began)
     cpu = time.process_time() - cpu
+    stop.set()
+    keeper.join()
     values = gpus * len(FIELDS)
-    yield f"live, {values:,} values each second", f"{quantiles(walls)}, {late} late"
-    yield "cpu of the writer and its load", f"{cpu / max(1.0, time.monotonic() - start) * 100:.0f} % of a core"
+    yield f"live, {values:,} values each second, rolled up", f"{quantiles(walls)}, {late} late"
+    yield "cpu of writer, its load and rolling up", f"{cpu / max(1.0, time.monotonic() - start) * 100:.0f} % of a core"
 
     now = end_ns + seconds * S
-    six_hours = {"start_ns": end_ns - history * S, "end_ns": end_ns, "step_ns": 30 * S}
+    for (question, took), (_, raw) in zip(ask_all(store, gpus, end_ns, now, history, repeat=9), before, strict=True):
+        yield question, took
+        if "rolled up" in question:
+            yield "  before rolling up", raw.split(" p95")[0].removeprefix("p50 ") + " ms"
+
+
+def keep(url: str, stop: threading.Event) -> None:
+    """What the agent does beside its delivery, with a connection of its own."""
+    store = open_store(url)
+    while not stop.wait(20.0):
+        store.rollup(time.time_ns(), 0.4)
+    store.close()
+
+
+def ask_all(store: Store, gpus: int, end_ns: int, now_ns: int, history: int, *, repeat: int) -> list[tuple[str, str]]:
+    """(question, how long it took); each is asked `repeat` times."""
     first = {"gpu": "0", "node": "n000"}
+    six_hours = {"start_ns": end_ns - 6 * 3600 * S, "end_ns": end_ns, "step_ns": 30 * S}
+    week = {"start_ns": end_ns - history * S, "end_ns": end_ns}
+    day = {"start_ns": end_ns - 24 * 3600 * S, "end_ns": end_ns}
     questions: dict[str, Callable[[], int]] = {
-        f"latest of {gpus} GPUs": lambda: len(store.latest("gpu", since_ns=now - 120 * S)),
+        f"latest of {gpus} GPUs": lambda: len(store.latest("gpu", since_ns=now_ns - 120 * S)),
         "6 h of one GPU, 8 fields, 720 buckets": lambda: len(store.range("gpu", ONE_GPU, **six_hours, where=first)),
         "rate of one counter, 6 h, 720 buckets": lambda: len(
             store.range("gpu", ["energy_j"], **six_hours, aggregate="rate", where=first)
         ),
-        "24 h of every GPU, one field, 5 min buckets": lambda: len(
-            store.range("gpu", ["util_pct"], start_ns=end_ns - 24 * 3600 * S, end_ns=end_ns, step_ns=300 * S)
+        f"{history // 86_400} d of one GPU, 8 fields, 3 min, rolled up": lambda: len(
+            store.range("gpu", ONE_GPU, **week, step_ns=180 * S, where=first)
+        ),
+        f"{history // 86_400} d of one GPU, 8 fields, 15 min, rolled up": lambda: len(
+            store.range("gpu", ONE_GPU, **week, step_ns=900 * S, where=first)
+        ),
+        "24 h fleet mean, min, max, 5 min, rolled up": lambda: len(
+            store.spread("gpu", ["util_pct"], **day, step_ns=300 * S)
+        ),
+        "the same, up to now": lambda: len(
+            store.spread("gpu", ["util_pct"], start_ns=now_ns - 86_400 * S, end_ns=now_ns, step_ns=300 * S)
+        ),
+        "24 h of every GPU, one field, 5 min, rolled up": lambda: len(
+            store.range("gpu", ["util_pct"], **day, step_ns=300 * S)
         ),
     }
+    answers = []
     for question, ask in questions.items():
         took = []
-        for _ in range(9):
+        for _ in range(repeat):
             began = time.perf_counter()
             assert ask() > 0, question
             took.append(time.perf_counter() - began)
-        yield question, quantiles(took)
+        answers.append((question, quantiles(took)))
+    return answers
 
 
 def fresh(rng: random.Random) -> dict[str, Value]:
