@@ -23,7 +23,7 @@ from pathlib import Path
 from agent.crew import Crew, Job
 from agent.driver import OK, SUCCESS, DriverGone, DriverGpu, DriverSession, Row
 from agent.frames import Message, Unpacker, pack
-from agent.nvml.timing import ReaderTiming, from_argument
+from agent.timing import ReaderTiming, from_argument
 from telemetry.process import die_with_parent
 
 ROOT = Path("/")

@@ -27,8 +27,8 @@ from agent.collectors.pdu import PduCollector
 from agent.collectors.rapl import RaplCollector
 from agent.engine_ownership import THREADS_EVERY_S
 from agent.merge import merged
-from agent.nvml.timing import ReaderTiming, kept_s, mig_kept_s
 from agent.settings import AgentSettings
+from agent.timing import ReaderTiming, kept_s, mig_kept_s
 from agent.worker import Late, Worker
 from telemetry import catalogue
 from telemetry.messages import say

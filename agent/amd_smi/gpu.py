@@ -8,7 +8,7 @@ from agent.amd_smi.calls import Calls, GpuFault
 from agent.amd_smi.temperature import Temperature
 from agent.driver import OK, SUCCESS, Number, Reading
 from agent.due import Due
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 
 SOURCE = "amd"
 

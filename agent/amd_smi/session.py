@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from agent import pci
 from agent.amd_smi import codes, library
 from agent.amd_smi.calls import NA, Calls
 from agent.amd_smi.gpu import Gpu
 from agent.driver import DriverGone, Row
-from agent.nvml import pci
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.lineprotocol import printable
 
 LONGEST_NAME = 128

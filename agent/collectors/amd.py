@@ -11,9 +11,9 @@ from agent.amd_smi import codes, library
 from agent.collectors.gpu import GpuCollector, Patience, patience_of
 from agent.collectors.interface import Finding, Level, Tags, Tick
 from agent.driver import OK, SUCCESS
-from agent.nvml.timing import ReaderTiming
 from agent.reader_process import ReaderProcess
 from agent.settings import AgentSettings
+from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.messages import say
 from telemetry.sample import Sample

@@ -48,7 +48,7 @@ METRICS = (
     Metric("mem_util_pct", _chip("hbm_bandwidth_utilization"), 100.0),
     Metric("temp_c", _chip("temperature"), 200.0, least=-40.0),
     Metric("mem_temp_c", _chip("hbm_temperature"), 200.0, least=1.0),
-    Metric("power_w", _chip("power"), 20_000.0),
+    Metric("power_w", _chip("power"), 20_000.0, least=0.1),  # an NPU that runs is never at 0 W
     Metric("sm_clock_mhz", _chip("aicore_current_freq"), 10_000.0),
     Metric("sm_clock_max_mhz", _chip("aicore_freq"), 10_000.0, least=1.0),
     Metric("hbm_used", _chip("hbm_used_memory"), 1e8, scale=MIB),

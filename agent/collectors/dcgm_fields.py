@@ -87,7 +87,8 @@ DIRECT = (
     Metric("temp_c", _dev("GPU_TEMP", "GPU_TEMP_CELSIUS"), least=-40.0, most=200.0),
     # a memory at exactly 0 °C is a card without the sensor
     Metric("mem_temp_c", _dev("MEMORY_TEMP", "MEMORY_TEMP_CELSIUS"), least=1.0, most=200.0),
-    Metric("power_w", _dev("POWER_USAGE", "BOARD_POWER_WATTS"), most=20_000.0),
+    # a card that runs is never at 0 W
+    Metric("power_w", _dev("POWER_USAGE", "BOARD_POWER_WATTS"), least=0.1, most=20_000.0),
     Metric("power_limit_w", _dev("ENFORCED_POWER_LIMIT", "BOARD_POWER_LIMIT_ENFORCED_WATTS"), least=1.0, most=20_000.0),
     Metric(
         "power_limit_default_w",

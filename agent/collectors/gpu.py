@@ -17,9 +17,8 @@ from agent.collectors.gpu_roster import GpuRoster, KnownGpu
 from agent.collectors.interface import GpuProcesses, Tags, Tick
 from agent.driver import ABSENT, HUNG, LOST, OK, SUCCESS, DriverCodes, Row
 from agent.frames import BadFrame, Message
-from agent.nvml import xid
-from agent.nvml.timing import ReaderTiming, to_argument
 from agent.reader_process import ReaderProcess
+from agent.timing import ReaderTiming, to_argument
 from telemetry.catalogue import GPU, GPU_STATES, MIG, Field, Measurement
 from telemetry.lineprotocol import printable
 from telemetry.messages import say
@@ -346,11 +345,8 @@ class GpuCollector:
         self.pids_by_gpu = others if pids is None else {**others, gpu.uuid: tuple(int(pid) for pid in pids)}
 
     def _xid(self, uuid: str, code: int, tick: Tick) -> list[Sample]:
-        gpu = self._roster.find(uuid)
-        if gpu is None:
-            return []
-        gpu.xids = (gpu.xids or 0) + 1
-        return [self._event("xid", gpu, xid.text_of(code, self._language), code, tick)]
+        """An error that the driver names by a number, for those whose driver does."""
+        return []
 
     def _silent(self, gpu: KnownGpu, tick: Tick) -> list[Sample]:
         """What there is to say of a GPU that gave no reading in this tick: that it is out, once that is certain."""

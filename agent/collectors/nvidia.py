@@ -11,10 +11,10 @@ from agent.collectors.nvidia_findings import Condition, findings
 from agent.driver import LOST
 from agent.kernel_log import KernelLog
 from agent.nvml import codes, kernel_lines, xid
-from agent.nvml.timing import ReaderTiming
 from agent.nvml.xid_ledger import XidLedger
 from agent.reader_process import ReaderProcess
 from agent.settings import AgentSettings
+from agent.timing import ReaderTiming
 from telemetry.lineprotocol import printable
 from telemetry.sample import Sample
 
@@ -83,9 +83,8 @@ class NvidiaCollector(GpuCollector):
         if told.code is not None:
             uuid = gpu.uuid if gpu is not None else told.pci
             if self._ledger.is_new("log", uuid, told.code, tick.monotonic_s, tick.monotonic_s):
-                samples += (
-                    super()._xid(uuid, told.code, tick) if gpu is not None else self._stray(told.pci, told.code, tick)
-                )
+                known = gpu is not None
+                samples += self._counted(uuid, told.code, tick) if known else self._stray(told.pci, told.code, tick)
         if gpu is not None and not self._paused and told.code in (None, kernel_lines.FALLEN):
             gpu.fallen = tick.number
             samples += self._change(gpu, LOST, codes.GPU_IS_LOST, tick)
@@ -94,7 +93,14 @@ class NvidiaCollector(GpuCollector):
     def _xid(self, uuid: str, code: int, tick: Tick) -> list[Sample]:
         """One that NVML tells of, unless the kernel's log has told of it."""
         is_new = self._ledger.is_new("events", uuid, code, tick.monotonic_s, self._heard_s)
-        return super()._xid(uuid, code, tick) if is_new else []
+        return self._counted(uuid, code, tick) if is_new else []
+
+    def _counted(self, uuid: str, code: int, tick: Tick) -> list[Sample]:
+        gpu = self._roster.find(uuid)
+        if gpu is None:
+            return []
+        gpu.xids = (gpu.xids or 0) + 1
+        return [self._event("xid", gpu, xid.text_of(code, self._language), code, tick)]
 
     def _stray(self, pci: str, code: int, tick: Tick) -> list[Sample]:
         """The XID error of a GPU that isn't known otherwise."""

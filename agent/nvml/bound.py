@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from agent.nvml import pci
+from agent import pci
 
 FOLDER = Path("proc/driver/nvidia/gpus")  # one folder a GPU, named by its PCI address
 UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)

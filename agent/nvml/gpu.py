@@ -17,7 +17,7 @@ from agent.nvml.link import Link
 from agent.nvml.mig import Mig
 from agent.nvml.temperature import FIELDS as TEMPERATURE_FIELDS
 from agent.nvml.temperature import Temperature
-from agent.nvml.timing import GROUPS, ReaderTiming
+from agent.timing import GROUPS, ReaderTiming
 from telemetry.sample import Value
 
 WORDS = frozenset(GROUPS["names_s"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from agent.nvml import pci
+from agent import pci
 from telemetry.lineprotocol import printable
 
 _UUID = re.compile(r"(GPU|MIG)-(?=[0-9A-Za-z/-]*[1-9A-Za-z])[0-9A-Za-z/-]{4,90}", re.ASCII)

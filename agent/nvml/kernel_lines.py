@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agent.nvml import pci
+from agent import pci
 
 WORD = "NVRM:"
 """Every line of the driver has it."""

@@ -12,7 +12,7 @@ import pynvml
 from agent.driver import Row
 from agent.nvml import bound, codes, identity
 from agent.nvml.gpu import Gpu, Identity
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 
 XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 EVENTS_PER_SWEEP = 64

@@ -132,6 +132,13 @@ def test_memory_is_ddr_where_an_npu_has_no_hbm(server: ExporterEndpoint, ticks: 
     assert (fields["mem_used_bytes"], fields["mem_total_bytes"]) == (2000.0 * 2**20, 21_000.0 * 2**20)
 
 
+def test_an_npu_that_says_no_watt_has_no_power(server: ExporterEndpoint, ticks: Ticks) -> None:
+    server.devices = (with_extra(server.devices[0], power=0.0, utilization=0.0, overall_utilization=0.0),)
+    fields = ticks.npus()["0"].fields
+    assert "power_w" not in fields
+    assert fields["util_pct"] == 0.0
+
+
 @pytest.mark.parametrize("failed", [-1.0, 2147483647.0, 4294967295.0, 4294967296.0])
 def test_a_reading_that_failed_is_absent(server: ExporterEndpoint, ticks: Ticks, failed: float) -> None:
     families = {

@@ -322,8 +322,8 @@ def test_a_value_of_another_scale_is_left_out_and_named_not_guessed_at(
 def test_a_zero_that_a_card_without_the_sensor_gives_is_absent_and_no_complaint(
     server: ExporterEndpoint, ticks: Ticks
 ) -> None:
-    server.devices = (with_extra(FIRST, DEV_MEMORY_TEMP=0.0, DEV_ENFORCED_POWER_LIMIT=0.0),)
-    assert not {"mem_temp_c", "power_limit_w"} & ticks.gpus()["0"].fields.keys()
+    server.devices = (with_extra(FIRST, DEV_MEMORY_TEMP=0.0, DEV_ENFORCED_POWER_LIMIT=0.0, DEV_POWER_USAGE=0.0),)
+    assert not {"mem_temp_c", "power_limit_w", "power_w"} & ticks.gpus()["0"].fields.keys()
     assert "DCGM_FI_DEV" not in ticks.texts()
 
 

@@ -13,7 +13,7 @@ import pytest
 from agent.collectors.amd import AmdCollector
 from agent.collectors.gpu import Patience
 from agent.collectors.interface import Tick
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.catalogue import check
 from telemetry.sample import Sample
 from tests.doubles.amdsmi.library import build

@@ -13,7 +13,7 @@ import pytest
 
 from agent.amd_smi import codes
 from agent.collectors.gpu import Patience
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.messages import say
 from tests.agent.amd.conftest import NEW, OLD, Host, events, gpus, states

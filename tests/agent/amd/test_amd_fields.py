@@ -8,7 +8,7 @@ import pytest
 
 from agent.amd_smi import codes
 from agent.amd_smi.activity import Residency
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from tests.agent.amd.conftest import NEW, OLD, Host, gpus
 from tests.doubles.amdsmi.scenario import CRITICAL, CURRENT, EDGE, HOTSPOT, NA16, NA32, NA64, VRAM
 

@@ -15,7 +15,7 @@ import pytest
 from agent.collectors.gpu import Patience
 from agent.collectors.interface import Tick
 from agent.collectors.nvidia import NvidiaCollector
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.catalogue import check
 from telemetry.sample import Sample
 from tests.doubles.nvml.library import FILE, build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.nvml.timing import GROUPS, ReaderTiming
+from agent.timing import GROUPS, ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.sample import Sample
 from tests.agent.nvidia.conftest import Host, events, gpus, states

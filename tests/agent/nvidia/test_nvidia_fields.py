@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU
 from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus
 from tests.doubles.nvml.scenario import DOUBLE, NOT_SUPPORTED, SINT, UINT, ULLONG

@@ -19,7 +19,7 @@ from agent.collectors.interface import Examined
 from agent.collectors.nvidia import NvidiaCollector
 from agent.kernel_log import KernelLog
 from agent.nvml import kernel_lines
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from tests.agent.nvidia.conftest import EVERY_TICK, UNHURRIED, Host, gpus
 from tests.doubles.nvml.scenario import add_mig
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from agent.collectors.gpu import Patience
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus, states
 from tests.doubles.nvml.layout import UNINTERRUPTIBLE

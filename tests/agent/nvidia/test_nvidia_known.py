@@ -21,7 +21,7 @@ from agent.collectors.gpu import Patience
 from agent.collectors.gpu_memory import GpuMemory, RememberedGpu
 from agent.collectors.interface import Pausable, Reprobable
 from agent.collectors.nvidia import NvidiaCollector
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.sample import Sample
 from tests.agent.nvidia.conftest import EVERY_TICK, UNHURRIED, Host, events, gpus, states

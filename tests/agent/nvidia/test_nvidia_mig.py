@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from agent.nvml.timing import ReaderTiming, mig_kept_s
+from agent.timing import ReaderTiming, mig_kept_s
 from telemetry.catalogue import MIG
 from telemetry.sample import Sample
 from tests.agent.nvidia.conftest import Host, gpus

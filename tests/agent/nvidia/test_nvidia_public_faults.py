@@ -33,7 +33,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.nvml.timing import ReaderTiming
+from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus, states
 from tests.doubles.nvml.scenario import UINT, ULLONG

@@ -15,8 +15,8 @@ from agent.collectors.gpu import patience_of
 from agent.collectors.interface import Tick
 from agent.collectors.nvidia import NvidiaCollector
 from agent.frames import LONGEST_BYTES, BadFrame, Message, Unpacker, pack
-from agent.nvml.timing import ReaderTiming, from_argument, to_argument
 from agent.reader_process import ReaderProcess
+from agent.timing import ReaderTiming, from_argument, to_argument
 from telemetry.catalogue import GPU_STATES
 from tests.agent.nvidia.conftest import EVERY_TICK, UNHURRIED, Host, events, gpus
 

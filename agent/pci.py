@@ -1,4 +1,4 @@
-"""PCI addresses, as NVML, the kernel's log and /proc each write them, made one: domain, bus and device, without a function."""
+"""PCI addresses, as driver libraries, the kernel's log and /proc each write them, made one: domain, bus and device, without a function."""
 
 from __future__ import annotations
 
