@@ -4,8 +4,11 @@ agent keeps it small and reads its end when the engine has died.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -31,8 +34,12 @@ class EngineLog:
     def open(self) -> IO[bytes]:
         """For the engine to append to; readable by the agent's user only. OSError when the folder is not usable."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch(mode=0o600)
-        return self.path.open("ab", buffering=0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags | os.O_NONBLOCK, 0o600)  # opening a pipe would wait for who reads it
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(self.path))
+        return os.fdopen(descriptor, "ab", buffering=0)
 
     def rotate(self) -> None:
         """Once the file is too large, move its content aside. It is emptied in place because the engine holds it open; what is

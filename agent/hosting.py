@@ -153,7 +153,8 @@ class HostedEngine:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._cannot_start(program, error.strerror or str(error))
+            reason = error.strerror or str(error)
+            self._cannot_start(program, f"{reason}: {error.filename}" if error.filename else reason)
             return None
         self.status = replace(self.status, pid=self._process.pid, problem="")
         log.info("engine %s started, pid %d, log %s", self._target.name, self._process.pid, self._log.path)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.remembered import remembered
+
 log = logging.getLogger(__name__)
 
 VANISHED_AFTER_S = 120.0
@@ -37,7 +39,7 @@ class Identities:
         if self.path is None:
             return
         try:
-            loaded = json.loads(self.path.read_text("utf-8"))
+            loaded = remembered(self.path)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:

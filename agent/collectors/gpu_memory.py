@@ -7,6 +7,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from agent.remembered import remembered
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class GpuMemory:
         if self._path is None:
             return
         try:
-            held = json.loads(self._path.read_text("utf-8"))
+            held: Any = remembered(self._path)
             known = tuple(
                 RememberedGpu(str(row["uuid"]), int(row["index"]), str(row["name"]), str(row["pci"]))
                 for row in held["gpus"][:MOST]
@@ -57,7 +60,7 @@ class GpuMemory:
             count = int(held["count"])
         except FileNotFoundError:
             return
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
             log.warning("%s can't be read, the GPUs of this host are learnt anew: %s", self._path, error)
             return
         self.known, self.count = known, min(max(count, 0), MOST)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
 
 
@@ -29,7 +31,14 @@ class Disk:
         os.close(descriptor)
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # opening a pipe would wait for who writes it
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read()
 
     def replace(self, old: Path, new: Path) -> None:
         old.replace(new)

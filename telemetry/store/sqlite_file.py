@@ -68,6 +68,8 @@ class DatabaseFile:
         try:
             if path.is_dir():
                 raise StoreError(f"store {path}: is a folder; name a file in it")
+            if path.exists() and not path.is_file():  # SQLite would wait for whoever writes into a pipe
+                raise StoreError(f"store {path}: is no ordinary file; name another one")
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
             with self._folder_lock():

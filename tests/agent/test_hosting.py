@@ -354,3 +354,20 @@ def test_the_end_of_a_log_is_that_of_this_run_only(tmp_path: Path) -> None:
         file.write(b"of this run\n")
     assert log.tail(start) == "of this run"
     assert EngineLog(tmp_path / "absent.log").tail() == ""
+
+
+def test_a_pipe_in_the_place_of_an_engines_log_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "chat.log")
+    with pytest.raises(OSError, match=r"chat\.log"):
+        EngineLog(tmp_path / "chat.log").open()
+    reader = os.open(tmp_path / "chat.log", os.O_RDONLY | os.O_NONBLOCK)  # then it could be opened
+    with pytest.raises(OSError, match=r"chat\.log"):
+        EngineLog(tmp_path / "chat.log").open()
+    os.close(reader)
+
+
+def test_a_log_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked.log"
+    blocked.mkdir()
+    with pytest.raises(OSError, match=r"blocked\.log"):
+        EngineLog(blocked).open()

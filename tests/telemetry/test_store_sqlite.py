@@ -610,3 +610,9 @@ def test_space_that_pruning_freed_is_given_back_or_used_again(path: Path) -> Non
     store.close()
     one_day = 2000 * 5 * 40
     assert path.stat().st_size < 2.5 * one_day
+
+
+def test_a_pipe_in_the_place_of_the_store_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "store.db")
+    with pytest.raises(StoreError, match="no ordinary file"):
+        open_store(f"sqlite://{tmp_path}/store.db")

@@ -168,11 +168,16 @@ def test_more_gpus_than_ever_raise_what_is_expected_and_a_configured_number_lowe
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"count": 1}', '{"count": "x", "gpus": []}', '{"gpus": [7], "count": 1}']
+    "text",
+    [
+        *("", "{", "[]", '{"count": 1}', '{"count": "x", "gpus": []}', '{"gpus": [7], "count": 1}'),
+        *('{"gpus": [], "count": 1e999}', "[" * 100_000, " " * (1 << 20) + "{}", "\ud800"),
+    ],
+    ids=range(10),
 )
 def test_a_memory_that_is_broken_is_begun_anew(tmp_path: Path, text: str) -> None:
     path = tmp_path / "gpus.json"
-    path.write_text(text)
+    path.write_text(text, "utf-8", "surrogatepass")
     memory = GpuMemory(path)
     assert (memory.known, memory.count) == ((), 0)
     memory.update([gpu(1)])
