@@ -19,6 +19,8 @@ from telemetry.messages import say
 from telemetry.pairs import THROTTLE_REASONS
 from telemetry.sample import Sample, Value
 
+COLUMN_GAP = 2
+
 _BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 _NAMES: Mapping[str, str] = {"gpu": "gpu", "mig": "mig", "engine": "engine", "psu": "psu", "circuit": "circuit"}
@@ -30,7 +32,14 @@ _STATE_WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("power", "redundancy"): REDUNDANCY_STATES,
 }
 _YES_NO = {
-    *(("gpu", "remap_pending"), ("gpu", "remap_failed"), ("psu", "ok"), ("thermal", "leak")),
+    *(
+        ("gpu", "remap_pending"),
+        ("gpu", "remap_failed"),
+        ("gpu", "healthy"),
+        ("gpu", "link_up"),
+        ("psu", "ok"),
+        ("thermal", "leak"),
+    ),
     *(("engine", name) for name in ("up", "starting", "probe_ok", "stalled", "partial")),
 }
 
@@ -43,7 +52,7 @@ def print_sweep(swept: Sweep, console: Console, language: str) -> None:
     for sample in sorted(swept.samples, key=_order):
         if sample.measurement not in ("event", "agent"):  # the sweep's own cost says nothing of this host
             console.print(Text(heading(sample, language), style="bold"), soft_wrap=True)
-            console.print(_readings(sample, console.width, language))
+            console.print(_readings(sample, console, language))
             console.print()
     unread = [finding for finding in swept.findings if finding.level != "ok"]
     if unread:
@@ -57,7 +66,11 @@ def heading(sample: Sample, language: str) -> str:
     kind = measurement.title_zh if language == "zh" else measurement.title_en
     own = _NAMES.get(sample.measurement, "")
     name = sample.tags.get(own, "")
-    more = [value for tag, value in sample.tags.items() if tag not in (own, "node", "rack", "cluster", "circuit")]
+    more = [
+        f"GPU {value}" if tag == "gpu" else value
+        for tag, value in sample.tags.items()
+        if tag not in (own, "node", "rack", "cluster", "circuit")
+    ]
     place = [f"{tag}={sample.tags[tag]}" for tag in ("rack", "cluster") if tag in sample.tags]
     node = [sample.tags["node"], *place] if sample.measurement == "host" else []
     return printable("  ".join([f"{kind} {name}".strip(), *node, *more]))
@@ -102,24 +115,31 @@ def _word(words: Sequence[str], value: int, language: str) -> str:
     return say(f"pairscope.sweep.word.{words[value]}", language)
 
 
-def _readings(sample: Sample, width: int, language: str) -> RenderableType:
-    """Titles and values, in as many columns as fit."""
+def _readings(sample: Sample, console: Console, language: str) -> RenderableType:
+    """Titles and values, in as many columns as fit, three at most."""
     rows = [
         (catalogue.title(sample.measurement, name, language), shown(sample.measurement, name, value, language))
         for name, value in sorted(sample.fields.items(), key=_field_order(sample.measurement))
         if name in catalogue.MEASUREMENTS[sample.measurement].fields
     ]
-    count = max(1, min(3, width // 52))
-    height = -(-len(rows) // count)
+    for count in (3, 2):
+        tables = _columns(rows, count)
+        if sum(console.measure(table).maximum + COLUMN_GAP for table in tables) <= console.width:
+            return Columns(tables, padding=(0, COLUMN_GAP))
+    return Columns(_columns(rows, 1))
+
+
+def _columns(rows: Sequence[tuple[str, str]], count: int) -> list[Table]:
+    height = max(1, -(-len(rows) // count))
     tables = []
-    for start in range(0, len(rows), max(1, height)):
+    for start in range(0, len(rows), height):
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
         table.add_column(overflow="fold")
         table.add_column(justify="right", overflow="fold")
         for title, value in rows[start : start + height]:
             table.add_row(Text(title), Text(value))
         tables.append(table)
-    return Columns(tables, padding=(0, 2))
+    return tables
 
 
 def _field_order(measurement: str) -> Callable[[tuple[str, Value]], int]:

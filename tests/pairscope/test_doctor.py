@@ -177,6 +177,18 @@ def test_a_sweep_is_grouped_by_thing_with_titles_units_and_words(width: int) -> 
     assert "reads" not in text.split("Not read")[1]
 
 
+@pytest.mark.parametrize("width", range(90, 200, 10))
+def test_a_column_that_does_not_fit_beside_the_others_is_not_begun(width: int) -> None:
+    """It would go on below them, in a width of its own."""
+    told: dict[str, float | int | str] = {"throttle_reasons": 0x2C, "recovery_action": 1, "util_pct": 98.0}
+    told |= {"name": "NVIDIA H100 80GB HBM3", "source": "nvml", "power_scope": "module", "throttle_hw_thermal_s": 1.5}
+    swept = Sweep([Sample("gpu", {"node": "n7", "gpu": "3", "uuid": "GPU-6f1c"}, told, 10**18)], [], [])
+    lines = printed(width, lambda console: print_sweep(swept, console, "en")).splitlines()[1:-1]
+    ends = {len(line.rstrip()) for line in lines[: len(told) // 2]}
+    assert len(ends) == 1
+    assert len(lines) < len(told) or {len(line.rstrip()) for line in lines} == ends
+
+
 def test_a_sweep_in_chinese_has_chinese_titles_and_states() -> None:
     text = printed(120, lambda console: print_sweep(node(), console, "zh"))
     for expected in ("显存已用", "需要重置", "软件过热", "未读取的来源及原因", "行重映射待生效"):

@@ -294,7 +294,8 @@ def test_an_engine_that_answers_without_metrics_is_named_with_the_flag_that_hide
         samples.append(sample)
     diagnosis = judge(samples)[0]
     assert diagnosis.verdicts[0].cause is Cause.TELEMETRY
-    assert "--disable-log-stats" in diagnosis.verdicts[0].fixes[0].text()
+    fix = diagnosis.verdicts[0].fixes[0].text()
+    assert all(flag in fix for flag in ("--disable-log-stats", "--enable-metrics", "with --metrics"))
 
 
 def test_one_hot_gpu_of_four_is_named_by_its_index() -> None:
