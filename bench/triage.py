@@ -42,8 +42,8 @@ class Row:
 
     @property
     def violates(self) -> bool:
-        """A forbidden cause is named first; `x-alert` forbids an incident of cause x."""
-        return self.top in {name.removesuffix("-alert") for name in self.forbidden}
+        """A forbidden cause is among the verdicts, at any rank; `x-alert` forbids an incident of cause x."""
+        return bool({cause for cause, _ in self.found} & {name.removesuffix("-alert") for name in self.forbidden})
 
     @property
     def rank(self) -> int | None:

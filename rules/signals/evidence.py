@@ -221,6 +221,7 @@ def _engine(told: Signals) -> EngineEvidence:
         uptime_s=number("uptime_s"),
         probe_ok=flag("canary_ok"),
         stalled=still,
+        moving=flag("tokens_zero") is False or flag("stalled") is False,
         undelivered=bool(flag("delivered_tokens_zero")) and not still,
         connections=number("open_connections"),
         client_tokens_per_s=_seen(told, "client_tps", "engine.delivered_tokens_total", usual=server),

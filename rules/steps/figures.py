@@ -27,7 +27,7 @@ def untrue(evidence: Evidence, bar: Bar) -> Finding | None:
 
 
 def _gpus(evidence: Evidence, bar: Bar) -> list[Sign]:
-    """GPU-Util says idle and the multiprocessors work: it is not defined for instances, or its window misses the work."""
+    """Two sensors of one thing disagree: GPU-Util is not defined for instances, and a profiling sensor may have stopped."""
     found = []
     for gpu in evidence.gpus:
         util, active = value(gpu.util), value(gpu.active)
@@ -35,6 +35,9 @@ def _gpus(evidence: Evidence, bar: Bar) -> list[Sign]:
         if (still or bar.reached("telemetry.idle_util_pct", util)) and bar.reached("telemetry.active_pct", active):
             seen = line("sensors_differ", "gpu.sm_active_pct", util_pct=util or 0.0, active_pct=active or 0.0)
             found.append(Sign(Strength.STRONG if gpu.partitioned else Strength.FAIR, seen))
+        elif bar.reached("telemetry.busy_util_pct", util) and bar.reached("telemetry.dead_active_pct", active):
+            seen = line("sensors_differ", "gpu.sm_active_pct", util_pct=util or 0.0, active_pct=active or 0.0)
+            found.append(Sign(Strength.FAIR, seen))
         elif gpu.partitioned and bar.reached("telemetry.idle_util_pct", util) and _works(evidence):
             found.append(Sign(Strength.FAIR, line("util_undefined", "gpu.util_pct", util_pct=util or 0.0)))
     return found
@@ -44,7 +47,7 @@ def _works(evidence: Evidence) -> bool:
     engine = evidence.engine
     if engine is None:
         return False
-    return bool(value(engine.tokens_per_s) or value(engine.running))
+    return engine.moving or bool(value(engine.tokens_per_s) or value(engine.running))
 
 
 def _counts(evidence: Evidence, bar: Bar) -> list[Sign]:

@@ -78,6 +78,8 @@ CAUSES: list[tuple[str, dict[str, object]]] = [
     ("storage", {"startup": True, "load_s": 400, "read_bound": True}),
     ("telemetry", {"client_tps": 41, "server_tps": 123}),
     ("telemetry", {"mig": True, "util_pct": "N/A", "gr_active": 70}),
+    ("telemetry", {"mig": True, "util_pct": 0, "stalled": False}),
+    ("telemetry", {"util_pct": 96, "gr_active": 0, "tps_ratio": 1.0}),
     ("telemetry", {"stats_stale_s": 400}),
     ("telemetry", {"remapped_rows_delta": 9223372036854775807}),
 ]
