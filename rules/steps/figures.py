@@ -35,12 +35,22 @@ def _gpus(evidence: Evidence, bar: Bar) -> list[Sign]:
         if (still or bar.reached("telemetry.idle_util_pct", util)) and bar.reached("telemetry.active_pct", active):
             seen = line("sensors_differ", "gpu.sm_active_pct", util_pct=util or 0.0, active_pct=active or 0.0)
             found.append(Sign(Strength.STRONG if gpu.partitioned else Strength.FAIR, seen))
-        elif bar.reached("telemetry.busy_util_pct", util) and bar.reached("telemetry.dead_active_pct", active):
+        elif _is_dead(evidence, bar, util, active):
             seen = line("sensors_differ", "gpu.sm_active_pct", util_pct=util or 0.0, active_pct=active or 0.0)
             found.append(Sign(Strength.FAIR, seen))
         elif gpu.partitioned and bar.reached("telemetry.idle_util_pct", util) and _works(evidence):
             found.append(Sign(Strength.FAIR, line("util_undefined", "gpu.util_pct", util_pct=util or 0.0)))
     return found
+
+
+def _is_dead(evidence: Evidence, bar: Bar, util: float | None, active: float | None) -> bool:
+    """Busy by one sensor and nothing by the other, while the work goes on: of an engine that stands still both may be true."""
+    if not bar.reached("telemetry.busy_util_pct", util) or not bar.reached("telemetry.dead_active_pct", active):
+        return False
+    engine = evidence.engine
+    if engine is None or engine.stalled or engine.stalled_s:
+        return False
+    return evidence.told or (engine.frozen_s is not None and not bar.reached("telemetry.still_s", engine.frozen_s))
 
 
 def _works(evidence: Evidence) -> bool:

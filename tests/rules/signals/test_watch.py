@@ -46,3 +46,18 @@ def full(moment: Moment) -> None:
 def test_a_full_pool_is_pressure_only_where_it_counts_what_is_live(kind: str) -> None:
     samples = with_fields(scene([Node("n1", seed=5, fault=full, at=AT)], UNTIL), 0, kv_used_kind=kind)
     assert (Cause.MEMORY_KV in causes(samples)) is (kind == "live")
+
+
+def test_a_sensor_that_stopped_is_told_while_work_goes_on_and_not_of_an_engine_that_stands_still() -> None:
+    def dead(samples: list[Sample]) -> list[Sample]:
+        return [
+            replace(sample, fields={**sample.fields, "sm_active_pct": 0.0})
+            if sample.measurement == "gpu" and sample.time_ns >= T0 + AT * SECOND
+            else sample
+            for sample in samples
+        ]
+
+    assert causes(dead(scene([Node("n1", seed=7)], UNTIL))) == [Cause.TELEMETRY]
+    hung = [Node("n1", seed=7, fault=bend(frozen=True), at=AT)]
+    for seconds in range(AT + 5, UNTIL, 9):
+        assert Cause.TELEMETRY not in causes(dead(scene(hung, seconds)))
