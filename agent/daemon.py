@@ -252,7 +252,7 @@ class Agent:
             log.info("%s", say("agent.reload.same", before.language))
             return
         what = describe(before, found)
-        log.info("%s", say("agent.reload.done", before.language, what=what))
+        log.warning("%s", say("agent.reload.done", before.language, what=what))
         self._sampler.note("config", "agent", say("agent.reload.done", before.language, what=what))
         for name, how in engine_changes(before.engines, found.settings.engines).items():
             if how == "changed":  # what an engine yields may differ from here on

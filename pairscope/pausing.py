@@ -72,6 +72,8 @@ def _is_confirmed(settings: AgentSettings) -> bool:
 
 
 def _refused(settings: AgentSettings, folder: Path, error: OSError) -> CannotPause:
+    if isinstance(error, FileNotFoundError):
+        return CannotPause(say("pairscope.pausing.no_state", settings.language, path=folder))
     reason = error.strerror or str(error)
     return CannotPause(say("pairscope.pausing.refused", settings.language, path=folder, reason=reason))
 

@@ -14,7 +14,9 @@ INSTALLED = [kind for kind in ("vllm", "llamacpp") if find(kind)]
 
 
 @pytest.mark.server
-@pytest.mark.skipif(not INSTALLED, reason="neither vllm nor llama-server is installed; they are optional here, as in CI")
+@pytest.mark.skipif(
+    not INSTALLED, reason="neither vllm nor llama-server is installed; they are optional here, as in CI"
+)
 @pytest.mark.parametrize("kind", INSTALLED or ["none"])
 def test_what_is_read_of_a_real_engine_is_what_its_clients_counted(
     kind: str, tmp_path: Path, free_port: Callable[[], int]

@@ -261,3 +261,16 @@ def test_each_collector_s_progress_is_shown(running: Callable[..., Running]) -> 
     assert progress["host"]["answered_age_s"] < 20
     assert progress["host"]["samples_age_s"] < 20
     assert {"gpu", "host", "engine"} <= set(progress)
+
+
+def test_a_pause_where_no_agent_keeps_its_state_says_so(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "pairscope", "pause", "1m", "--state-dir", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+        check=False,
+    )
+    assert answer.returncode == 2
+    assert "no agent keeps its state there" in answer.stderr
