@@ -52,6 +52,8 @@ class SqliteStore:
         path = url.removeprefix("sqlite://")
         if path == url or not path or path.endswith("/"):
             raise StoreError(f"store {url!r}: names no file; use sqlite:///folder/store.db")
+        if path.startswith("//"):  # sqlite:////folder/store.db, as other programs write it
+            path = "/" + path.lstrip("/")
         self.url = url
         self.rolls_up = True
         self._file = DatabaseFile(Path(path), lay_out)

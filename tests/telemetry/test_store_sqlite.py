@@ -616,3 +616,12 @@ def test_a_pipe_in_the_place_of_the_store_is_refused_at_once(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "store.db")
     with pytest.raises(StoreError, match="no ordinary file"):
         open_store(f"sqlite://{tmp_path}/store.db")
+
+
+def test_four_slashes_name_the_same_file_as_three(path: Path) -> None:
+    store = open_store(f"sqlite:///{path}")
+    store.write([host(0)])
+    store.close()
+    again = open_store(f"sqlite://{path}")
+    assert len(again.latest("host", since_ns=0)) == 1
+    again.close()
