@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from agent.merge import merged
+from pathlib import Path
+
+from agent.merge import EVENTS_A_TICK, merged
 from telemetry.sample import Sample
+from telemetry.store import open_store
 
 
 def gpu(fields: dict[str, float], *, index: str = "0", uuid: str = "GPU-a", time_ns: int = 1) -> Sample:
@@ -25,6 +28,24 @@ def test_other_gpus_other_times_and_other_measurements_stay_apart() -> None:
     assert merged(samples) == samples
 
 
-def test_equal_events_are_as_many_as_happened() -> None:
-    event = Sample("event", {"node": "n", "kind": "xid", "subject": "gpu0"}, {"code": 79}, 1)
-    assert merged([event, event]) == [event, event]
+def xid(code: int, subject: str = "gpu0", time_ns: int = 1) -> Sample:
+    return Sample("event", {"node": "n", "kind": "xid", "subject": subject}, {"code": code, "text": "XID"}, time_ns)
+
+
+def test_equal_events_are_as_many_as_happened_in_the_store_too(tmp_path: Path) -> None:
+    now_ns = 1_796_000_000 * 10**9
+    found = merged([xid(79, time_ns=now_ns)] * 5 + [xid(79, "gpu1", now_ns)])
+    assert len({(sample.tags["subject"], sample.time_ns) for sample in found}) == 6
+    store = open_store(f"sqlite://{tmp_path / 'store.db'}")
+    try:
+        store.write(found)
+        kept = store.samples("event", start_ns=now_ns, end_ns=now_ns + 10**9)
+        assert sum(sample.tags["subject"] == "gpu0" for sample in kept) == 5
+    finally:
+        store.close()
+
+
+def test_a_flood_of_one_event_is_bounded_and_hides_no_other() -> None:
+    found = merged([*[xid(31)] * 10_000, xid(79), xid(79, "gpu1")])
+    assert [sample.fields["code"] for sample in found] == [31] * EVENTS_A_TICK + [79, 79]
+    assert len({(sample.tags["subject"], sample.time_ns) for sample in found}) == EVENTS_A_TICK + 2
