@@ -297,9 +297,10 @@ class Sampler:
         return found
 
     def _take_over(self) -> None:
-        change, self._change = self._change, None
+        change = self._change
         if change is None:
             return
+        self._change = None
         present = {id(place.collector): place for place in self._places}
         places = [
             present.pop(id(source)) if id(source) in present else _place(source, change.tags)

@@ -29,15 +29,15 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.doubles.engine_endpoint import EngineEndpoint  # noqa: E402
-from tests.doubles.engine_texts.vllm import vllm  # noqa: E402
-from tests.doubles.exporter_endpoint import ExporterEndpoint  # noqa: E402
-from tests.doubles.nvml.library import build  # noqa: E402
-from tests.doubles.nvml.scenario import ULLONG, Scenario, add_ampere, add_hopper  # noqa: E402
-from tests.doubles.redfish import documents  # noqa: E402
-from tests.doubles.redfish.server import PASSWORD, USER, RedfishBmc  # noqa: E402
-from tests.doubles.redfish.state import NodeState  # noqa: E402
-from tests.doubles.snmp.agent import COMMUNITY, SnmpAgent  # noqa: E402
+from tests.doubles.engine_endpoint import EngineEndpoint
+from tests.doubles.engine_texts.vllm import vllm
+from tests.doubles.exporter_endpoint import ExporterEndpoint
+from tests.doubles.nvml.library import build
+from tests.doubles.nvml.scenario import ULLONG, Scenario, add_ampere, add_hopper
+from tests.doubles.redfish import documents
+from tests.doubles.redfish.server import PASSWORD, USER, RedfishBmc
+from tests.doubles.redfish.state import NodeState
+from tests.doubles.snmp.agent import COMMUNITY, SnmpAgent
 
 APC, APC_ID = "1.3.6.1.4.1.318.1.1.26", "1.3.6.1.4.1.318.1.3.4.5"
 APC_ROWS = {f"{APC}.6.3.1.2.1": 1, f"{APC}.6.3.1.4.1": 2, f"{APC}.6.3.1.5.1": 113, f"{APC}.6.3.1.6.1": 207}

@@ -4,8 +4,6 @@ python bench/engine.py
 python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
 """
 
-# ruff: noqa: E402 -- OpenMP reads its settings when torch is imported, so they come first
-
 from __future__ import annotations
 
 import argparse
@@ -23,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.threads import calm_openmp, usable_cores
 
-calm_openmp()
+calm_openmp()  # OpenMP reads its settings when torch is imported, so they come first
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch

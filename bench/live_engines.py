@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.live.comparison import compare  # noqa: E402
-from tests.live.servers import find, server  # noqa: E402
+from tests.live.comparison import compare
+from tests.live.servers import find, server
 
 
 def main() -> int:

@@ -27,10 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from telemetry import catalogue, lineprotocol  # noqa: E402
-from telemetry.catalogue import Kind  # noqa: E402
-from telemetry.sample import Sample, Value  # noqa: E402
-from telemetry.store import Store, influxdb_rollup, open_store  # noqa: E402
+from telemetry import catalogue, lineprotocol
+from telemetry.catalogue import Kind
+from telemetry.sample import Sample, Value
+from telemetry.store import Store, influxdb_rollup, open_store
 
 S = 10**9
 ONE_GPU = ["util_pct", "temp_c", "power_w", "sm_clock_mhz", "mem_used_bytes", "throttle_reasons", "energy_j", "state"]

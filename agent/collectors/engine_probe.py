@@ -13,6 +13,7 @@ from typing import Literal
 
 import httpx
 
+from agent.collectors.engine_route import first_served
 from agent.collectors.engine_scrape import EngineClient
 from agent.collectors.interface import Tick
 from agent.exposition import TooLarge, Unreadable
@@ -151,11 +152,9 @@ class EngineProbe:
     def _served(self) -> str:
         """The name under which the engine serves; its metrics may call the model otherwise."""
         answer = self._client.get_json("/v1/models")
-        try:
-            name = answer[1]["data"][0]["id"]  # type: ignore[index]
-        except (TypeError, KeyError, IndexError):
-            return ""
-        return name if isinstance(name, str) else ""
+        served = first_served(answer[1]) if answer else None
+        name = served.get("id") if isinstance(served, dict) else None
+        return name if isinstance(name, str) else ""  # whole, however long: it is asked for by this name
 
     def _ask(self, route: Route, model: str) -> Probed:
         started_s = self._monotonic()

@@ -77,7 +77,8 @@ class EngineReadings:
             fields["uptime_s"] = wall_s - start
         fields |= {name: int(total) for name, total in counters.items()}
         fields |= self._distributions.read(exposition, monotonic_s)
-        self._step_s = fields.get("step_mean_s", self._step_s)  # type: ignore[assignment]
+        if isinstance(step_s := fields.get("step_mean_s"), float):
+            self._step_s = step_s
         fields |= self._rates_of(exposition, monotonic_s)
         fields |= self._steps(exposition, monotonic_s)
         fields |= self._kv(self.dialect.kv_pool(exposition), fields)

@@ -71,11 +71,15 @@ class MetricsRoute:
         return None
 
 
+def first_served(body: object) -> object:
+    """The first model of an answer to /v1/models; None where it lists none."""
+    listed = body.get("data") if isinstance(body, dict) else None
+    return listed[0] if isinstance(listed, list) and listed else None
+
+
 def who_serves(get: Get) -> tuple[str, Told]:
     """Kind and model of an engine that has no metrics: by the owner in its list of models, or by routes only one kind has."""
-    body = get("/v1/models")
-    listed = body.get("data") if isinstance(body, dict) else None
-    entry = listed[0] if isinstance(listed, list) and listed else None
+    entry = first_served(get("/v1/models"))
     owner = text(entry, "owned_by")
     kind = OWNERS.get(owner, owner if owner in KINDS else "")
     if kind in ("", "ollama"):

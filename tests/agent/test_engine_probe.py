@@ -57,6 +57,15 @@ def test_a_token_is_asked_for_by_the_name_under_which_the_engine_serves(server: 
     assert question == {"model": "served", "prompt": "Hi", "max_tokens": 1, "temperature": 0}
 
 
+def test_a_long_name_is_asked_for_whole_and_one_that_is_no_text_not_at_all(server: EngineEndpoint) -> None:
+    long = "/models/" + "x" * 200
+    for served, asked in ((long, long), (7, "label")):
+        server.json("/v1/models", {"data": [{"id": served}]})
+        server.json("/v1/completions", TOKEN)
+        assert ended(probe(server))["probe_ok"] == 1
+        assert server.posted[-1][1]["model"] == asked  # type: ignore[index]
+
+
 def test_an_engine_without_completions_is_asked_in_a_chat(server: EngineEndpoint) -> None:
     server.json("/v1/chat/completions", TOKEN)
     assert ended(probe(server))["probe_ok"] == 1
