@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from agent.child import Program
+from tests.processes import zombies
 
 
 def wait_until(what: str, holds: object, limit_s: float = 20.0) -> None:
@@ -26,7 +27,7 @@ def none_left(token: str) -> bool:
     for process in psutil.process_iter(["cmdline"]):
         if token in (process.info["cmdline"] or []):
             return False
-    return not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    return not zombies()
 
 
 def test_an_answer_and_what_is_said_beside_it_come_apart() -> None:

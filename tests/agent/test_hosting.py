@@ -23,6 +23,7 @@ from agent.oom import OomKills, says_out_of_memory
 from agent.settings import EngineTarget
 from telemetry.catalogue import check
 from telemetry.sample import Sample
+from tests.processes import has_ended
 
 PROGRAM = Path(__file__).parents[1] / "doubles" / "hosted_engine.py"
 FAST = HostingTimes(restart_s=(0.0, 0.05, 0.1), look_s=0.05, look_ready_s=0.1, health_deadline_s=0.5)
@@ -167,7 +168,7 @@ def test_what_an_engine_started_goes_with_it(hosts: Callable[..., Host], tmp_pat
     child = int(note.read_text())
     assert psutil.pid_exists(child)
     os.kill(pid or 0, signal.SIGKILL)
-    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "the child's end")
+    until(lambda: has_ended(child), "the child's end")
 
 
 def test_stopping_is_asked_for_gently_and_is_no_event(hosts: Callable[..., Host]) -> None:
@@ -238,7 +239,7 @@ def test_an_engine_does_not_outlive_an_agent_that_is_killed(tmp_path: Path, free
         assert psutil.pid_exists(pid)
         agent.kill()
         agent.wait()
-        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the engine's end")
+        until(lambda: has_ended(pid), "the engine's end")
     finally:
         agent.kill()
         agent.wait()

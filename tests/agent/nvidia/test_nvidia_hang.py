@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,8 +25,12 @@ QUICK = ReaderTiming(retry_s=0.05, rediscover_s=0.05, takeover_s=0.5)
 
 def readers() -> list[psutil.Process]:
     """Reader processes of this test, living ones."""
-    children = psutil.Process().children()
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and "agent.reader" in child.cmdline()]
+    living = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it may end while it is looked at
+            if child.status() != psutil.STATUS_ZOMBIE and "agent.reader" in child.cmdline():
+                living.append(child)
+    return living
 
 
 @pytest.mark.parametrize("feature", [None, "field_values", "pstate"])

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from agent.collectors.bmc import BmcCollector
@@ -40,6 +39,7 @@ from tests.doubles.ipmi.sensors import (
     Discrete,
 )
 from tests.doubles.ipmi.simulator import PASSWORD, USER, IpmiSimulator
+from tests.processes import children_named
 
 pytestmark = pytest.mark.server
 
@@ -248,14 +248,9 @@ def test_a_hung_bmc_is_given_up_at_the_deadline_and_leaves_no_child(simulator: I
         with pytest.raises(BmcFault) as caught:
             reader.read()
         assert caught.value.trouble in (Trouble.SLOW, Trouble.UNREACHABLE)
-        assert not _children()
+        assert not children_named("ipmitool")
         simulator.go_on()
         wait_until("it never came back", lambda: _read(reader) == AT_FIRST)
-
-
-def _children() -> list[str]:
-    """ipmitool processes of this one, zombies too."""
-    return [child.name() for child in psutil.Process().children(recursive=True) if child.name() == "ipmitool"]
 
 
 def test_no_tick_waits_for_a_hung_bmc_and_closing_ends_its_child(simulator: IpmiSimulator) -> None:
@@ -269,9 +264,9 @@ def test_no_tick_waits_for_a_hung_bmc_and_closing_ends_its_child(simulator: Ipmi
         samples += collector.collect(Tick(number, number, float(number)))
     assert collector.pending, "the ticks are over before the visit is"
     assert samples == []
-    wait_until("no visit was begun", lambda: bool(_children()))
+    wait_until("no visit was begun", lambda: bool(children_named("ipmitool")))
     collector.close()
-    wait_until("a child was left", lambda: not _children())
+    wait_until("a child was left", lambda: not children_named("ipmitool"))
 
 
 def test_a_visit_becomes_samples_of_supplies_power_and_cooling(simulator: IpmiSimulator) -> None:
