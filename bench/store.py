@@ -169,7 +169,10 @@ def ask_all(store: Store, gpus: int, end_ns: int, now_ns: int, history: int, *, 
     week = {"start_ns": end_ns - history * S, "end_ns": end_ns}
     day = {"start_ns": end_ns - 24 * 3600 * S, "end_ns": end_ns}
     questions: dict[str, Callable[[], int]] = {
-        f"latest of {gpus} GPUs": lambda: len(store.latest("gpu", since_ns=now_ns - 120 * S)),
+        f"latest 5 fields of {gpus} GPUs": lambda: len(
+            store.latest("gpu", since_ns=now_ns - 120 * S, fields=FLEET_FIELDS[:5])
+        ),
+        f"latest of {gpus} GPUs, all {len(FIELDS)} fields": lambda: len(store.latest("gpu", since_ns=now_ns - 120 * S)),
         "6 h of one GPU, 8 fields, 720 buckets": lambda: len(store.range("gpu", ONE_GPU, **six_hours, where=first)),
         "rate of one counter, 6 h, 720 buckets": lambda: len(
             store.range("gpu", ["energy_j"], **six_hours, aggregate="rate", where=first)

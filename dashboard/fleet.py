@@ -57,6 +57,10 @@ class PairNow:
         return max(0.0, (now_ns - self.heard_ns) / SECOND_NS)
 
 
+_OF_A_GPU = ("state", "util_pct", "throttle_reasons", "temp_c", "sm_clock_mhz")
+"""What `_pair` draws on. There are many GPUs with many fields each; `state` is there as long as anything is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     at_ns: int
@@ -82,7 +86,7 @@ def read_fleet(store: Store, now_ns: int, *, forget_s: float, stale_s: float) ->
     since = now_ns - int(forget_s * SECOND_NS)
     fresh = now_ns - int(stale_s * SECOND_NS)
     engines = _newest(store.latest("engine", since_ns=since), "engine")
-    gpus = _newest(store.latest("gpu", since_ns=since), "gpu")
+    gpus = _newest(store.latest("gpu", since_ns=since, fields=_OF_A_GPU), "gpu")
     hosts = _newest(store.latest("host", since_ns=since))
     outputs = _newest(store.latest("pair", since_ns=fresh), "engine")
     verdicts = _newest(store.latest("verdict", since_ns=since), "engine")

@@ -6,10 +6,11 @@ A bucket is [t, t+w) with t a multiple of w, labelled by its start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telemetry import catalogue
 from telemetry.catalogue import Kind
+from telemetry.sample import Sample
 from telemetry.store.interface import Column, Where
 
 AGGREGATES = ("auto", "mean", "min", "max", "last", "rate", "or")
@@ -62,6 +63,29 @@ def aggregates(measurement: str, fields: Sequence[str], aggregate: str) -> dict[
         if chosen[name] == "or" and field.type is not int:
             raise ValueError(f"{measurement}.{name} is not a whole number: its bits can't be joined")
     return chosen
+
+
+def named(measurement: str, fields: Sequence[str] | None) -> list[str]:
+    """The fields asked for; None stands for all of the measurement. ValueError for unknown names."""
+    known = catalogue.MEASUREMENTS.get(measurement)
+    if known is None:
+        raise ValueError(f"unknown measurement {measurement!r}")
+    if fields is None:
+        return list(known.fields)
+    for name in fields:
+        if name not in known.fields:
+            raise ValueError(f"{measurement} has no field {name!r}")
+    return list(dict.fromkeys(fields))
+
+
+def only(samples: Iterable[Sample], fields: Sequence[str]) -> list[Sample]:
+    """The samples with no other fields, without those that have none of them."""
+    kept = []
+    for sample in samples:
+        own = {name: sample.fields[name] for name in fields if name in sample.fields}
+        if own:
+            kept.append(replace(sample, fields=own))
+    return kept
 
 
 def gauges(measurement: str, fields: Sequence[str]) -> list[catalogue.Field]:

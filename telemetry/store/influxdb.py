@@ -29,7 +29,7 @@ from telemetry import catalogue, lineprotocol
 from telemetry.catalogue import Kind
 from telemetry.sample import Sample, Value
 from telemetry.store.admission import admit
-from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, named, only, order, rates
 from telemetry.store.influxdb_rollup import FLEET, SETTLE_NS, InfluxRollups, marks, runs
 from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Gauge, answers, drawn, level_ns, reduced, spreads
@@ -397,9 +397,12 @@ class InfluxStore:
 
     # --- reading
 
-    def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
+    def latest(
+        self, measurement: str, *, since_ns: int, where: Where | None = None, fields: Sequence[str] | None = None
+    ) -> list[Sample]:
         tail = "GROUP BY * ORDER BY time DESC LIMIT 1"
-        return self._select(measurement, f"time >= {since_ns}", where, tail, by_time=False)
+        newest = self._select(measurement, f"time >= {since_ns}", where, tail, by_time=False)
+        return newest if fields is None else only(newest, named(measurement, fields))
 
     def samples(
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None

@@ -76,8 +76,14 @@ class Store(Protocol):
     def write(self, samples: Sequence[Sample]) -> list[Rejected]:
         """Store all samples or raise; same measurement, tags and time overwrite and merge fields (replay is harmless)."""
 
-    def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
-        """The newest sample of each series not older than `since_ns`, with the time it was taken."""
+    def latest(
+        self, measurement: str, *, since_ns: int, where: Where | None = None, fields: Sequence[str] | None = None
+    ) -> list[Sample]:
+        """The newest sample of each series not older than `since_ns`, with the time it was taken.
+
+        With `fields`, no others are in it, and a series is left out whose newest sample has none of them: an older value is
+        never taken for a new one. ValueError for a field that the measurement doesn't have.
+        """
 
     def samples(
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from telemetry import catalogue
 from telemetry.sample import Sample, Value
 from telemetry.store.admission import admit
-from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, order
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, named, order
 from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, SINGLE, Gauge, answers, drawn, level_ns, spreads
 from telemetry.store.sqlite_file import Damaged, DatabaseFile
@@ -222,9 +222,13 @@ class SqliteStore:
 
     # --- reading
 
-    def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
+    def latest(
+        self, measurement: str, *, since_ns: int, where: Where | None = None, fields: Sequence[str] | None = None
+    ) -> list[Sample]:
+        asked = named(measurement, fields)
+
         def read(connection: Connection) -> list[Sample]:
-            names = self._readable(connection, measurement)
+            names = [name for name in self._readable(connection, measurement) if name in asked]
             if not names:
                 return []
             series = self._series(connection, measurement, where)
@@ -235,7 +239,7 @@ class SqliteStore:
                 f"WHERE s.id IN {_in(series)} AND d.time_ns >= ?",
                 (since_ns,),
             )
-            return _to_samples(measurement, names, rows, series)
+            return [sample for sample in _to_samples(measurement, names, rows, series) if sample.fields]
 
         return sorted(self._read(read), key=lambda sample: order(sample.tags))
 

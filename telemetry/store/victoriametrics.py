@@ -40,7 +40,7 @@ from urllib3.exceptions import HTTPError, SSLError
 from telemetry import catalogue
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
-from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, order, rates
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, named, order, rates
 from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, Gauge, spreads
 from telemetry.store.victoriametrics_series import (
@@ -449,12 +449,15 @@ class VictoriaStore:
 
     # --- reading
 
-    def latest(self, measurement: str, *, since_ns: int, where: Where | None = None) -> list[Sample]:
+    def latest(
+        self, measurement: str, *, since_ns: int, where: Where | None = None, fields: Sequence[str] | None = None
+    ) -> list[Sample]:
         known = _known(measurement)
+        asked = named(measurement, fields)
         newest = {order(tags): at_ms for tags, at_ms in self._newest(measurement, since_ns, where)}
         found: list[Sample] = []
         for start_ms, end_ms in _windows(newest.values()):
-            for device in self._read(known, known.fields, start_ms, end_ms, where).values():
+            for device in self._read(known, asked, start_ms, end_ms, where).values():
                 at_ms = newest.get(order(device.tags))
                 if at_ms is not None and start_ms <= at_ms <= end_ms and at_ms in device.marks:
                     found += to_samples(measurement, device, [at_ms], since_ns, 2**63)

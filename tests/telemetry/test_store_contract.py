@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +213,23 @@ def test_latest_is_the_newest_sample_of_each_series_with_its_own_time(store: Sto
 def test_latest_holds_the_newest_row_only(store: Store) -> None:
     store.write([gpu(0, {"temp_c": 50.0}), gpu(1, {"util_pct": 9.0})])
     assert store.latest("gpu", since_ns=0) == [gpu(1, {"util_pct": 9.0})]
+
+
+def test_latest_of_some_fields_has_no_others_and_never_an_older_value(store: Store) -> None:
+    text = Sample("engine", {"node": "n1", "engine": "a"}, {"up": 1, "version": "0.32"}, T0)
+    store.write(
+        [gpu(0, {"util_pct": 8.0, "temp_c": 50.0}), gpu(1, {"util_pct": 9.0, "power_w": 300.0, "xid_total": 3}), text]
+    )
+    store.write([gpu(0, {"temp_c": 60.0}, index=1), gpu(1, {"util_pct": 7.0}, index=1)])
+    assert store.latest("gpu", since_ns=T0, fields=["power_w", "xid_total", "temp_c"]) == [
+        gpu(1, {"power_w": 300.0, "xid_total": 3})
+    ]
+    assert store.latest("gpu", since_ns=T0, fields=["temp_c"]) == []
+    assert len(store.latest("gpu", since_ns=T0, fields=["util_pct", "util_pct"])) == 2
+    assert store.latest("engine", since_ns=T0, fields=["version"]) == [replace(text, fields={"version": "0.32"})]
+    assert store.latest("gpu", since_ns=T0, fields=[]) == []
+    with pytest.raises(ValueError, match="utilisation"):
+        store.latest("gpu", since_ns=T0, fields=["utilisation"])
 
 
 def test_where_takes_a_value_any_of_several_and_an_absent_tag(store: Store) -> None:
