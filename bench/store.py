@@ -95,6 +95,7 @@ def measure(store: Store, url: str, gpus: int, seconds: int, end_ns: int, histor
     rng = random.Random(1)
     state = [fresh(rng) for _ in range(gpus)]
 
+    store.prepare()
     store.rollup(end_ns - (history + 86_400) * S)  # a server's rollups begin with the first
     began = time.perf_counter()
     one = fresh(rng)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from pairscope.selection import open_for_reading
 from rules.present import MARKS, present_all
 from rules.service import TriageSettings
 from rules.triage import JudgeSettings, judge
@@ -19,7 +20,7 @@ from rules.verdict import Diagnosis, Status
 from telemetry import lineprotocol
 from telemetry.messages import say
 from telemetry.sample import Sample
-from telemetry.store import Store, StoreError, Where, open_store, public_url
+from telemetry.store import Store, StoreError, Where, public_url
 
 NODE_HISTORY_NS = 1800 * 10**9
 FLEET_HISTORY_NS = 600 * 10**9
@@ -74,7 +75,7 @@ def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> 
 def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) -> list[Diagnosis]:
     """Judge what the store holds of one node, or of all with None, at `at_ns` or now."""
     end_ns = time.time_ns() if at_ns is None else at_ns
-    store = open_store(settings.store_url)
+    store = open_for_reading(settings.store_url, settings.language)
     try:
         start_ns = end_ns - (FLEET_HISTORY_NS if node is None else NODE_HISTORY_NS)
         samples = _read(store, start_ns, end_ns, {"node": node} if node else None)

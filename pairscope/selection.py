@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from telemetry import catalogue
 from telemetry.messages import say
 from telemetry.sample import Sample
-from telemetry.store import Store, StoreDown, StoreError, Where, open_store, public_url
+from telemetry.store import Store, StoreDown, StoreError, Where, open_existing, public_url
 from telemetry.store.buckets import order
 
 MOST = 6_000
@@ -40,10 +39,11 @@ class Selection:
 
 
 def open_for_reading(url: str, language: str) -> Store:
-    """The store at `url`; an embedded one that isn't there is a StoreError, not a new empty one."""
-    if url.startswith("sqlite://") and not Path(url.removeprefix("sqlite://")).exists():
+    """The store at `url`; one that isn't there is a StoreError, not a new empty one."""
+    store = open_existing(url)
+    if store is None:
         raise StoreError(say("recording.no_store", language, store=public_url(url)))
-    return open_store(url)
+    return store
 
 
 def in_time_order(store: Store, selection: Selection) -> Iterator[tuple[int, list[Sample]]]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from agent.collectors.interface import Finding
 from agent.settings import AgentSettings
 from telemetry.messages import say
-from telemetry.store import StoreDown, StoreError, Survey, open_store, public_url
+from telemetry.store import StoreDown, StoreError, Survey, open_existing, open_store, public_url
 from telemetry.store.interface import Store
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 
@@ -30,9 +30,14 @@ def _examined(settings: AgentSettings, *, make: bool) -> Sequence[Finding]:
     language = settings.language
     found: list[Finding] = []
     try:
-        with closing(open_store(settings.store_url)) as store:
+        shown = public_url(settings.store_url)
+        opened = open_store(settings.store_url) if make else open_existing(settings.store_url)
+        if opened is None:
+            return [Finding("store", "error", _say("none", language, store=shown), _say("none_remedy", language))]
+        with closing(opened) as store:
+            if make:
+                store.prepare()
             survey = store.survey()
-            shown = public_url(settings.store_url)
             key = "ready" if make else "answers"
             found.append(Finding("store", "ok", _say(key, language, store=shown, server=survey.server)))
             if make and not survey.write_problem:

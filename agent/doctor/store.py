@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from agent.collectors.interface import Finding
 from telemetry.messages import say
-from telemetry.store import StoreDown, StoreError, open_store, public_url
+from telemetry.store import StoreDown, StoreError, open_existing, public_url
 
 RECENT_NS = 3600 * 10**9
 
@@ -22,7 +22,10 @@ def findings(url: str, language: str) -> Sequence[Finding]:
     if url.startswith("sqlite://"):
         return [_embedded(Path(url.removeprefix("sqlite://")), shown, language)]
     try:
-        with closing(open_store(url)) as store:
+        opened = open_existing(url)
+        if opened is None:
+            return [Finding("store", "ok", say("doctor.store.to_be_made", language, store=shown))]
+        with closing(opened) as store:
             nodes = {tags.get("node", "") for tags in store.series("agent", since_ns=time.time_ns() - RECENT_NS)}
     except StoreDown as error:
         remedy = say("doctor.store.down_remedy", language)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from telemetry.store.interface import Column, Rejected, Spread, Store, StoreDown, StoreError, Survey, Where
-from telemetry.store.sqlite import SqliteStore
+from telemetry.store.sqlite import SqliteStore, path_of
 from telemetry.store.victoriametrics import VictoriaStore
 
 
@@ -42,6 +42,21 @@ def open_store(url: str) -> Store:
     return backend(url)
 
 
+def open_existing(url: str) -> Store | None:
+    """As `open_store`, for who only reads: None where there is no such file or database, and none is made."""
+    if url.startswith("sqlite://") and not path_of(url).exists():
+        return None
+    store = open_store(url)
+    try:
+        if store.exists():
+            return store
+    except BaseException:
+        store.close()
+        raise
+    store.close()
+    return None
+
+
 def public_url(url: str) -> str:
     """`url` without user, password and options: fit for logs and pages. Raises for nothing, however odd."""
     scheme, found, rest = url.partition("://")
@@ -60,6 +75,7 @@ __all__ = [
     "StoreError",
     "Survey",
     "Where",
+    "open_existing",
     "open_store",
     "public_url",
 ]

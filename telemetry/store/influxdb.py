@@ -112,8 +112,10 @@ class _Refused(Exception):
 class InfluxStore:
     """A `Store` on an InfluxDB server, `influxdb://host:8086/database` (`influxdbs://` with TLS). Thread-safe.
 
-    Nothing is asked of the server before the first call, so that it may come up later. The database is created when this user may;
-    a 2.x bucket must exist. `prune` counts at least what every row of a series has in common, and needs a server older than 3.
+    Nothing is asked of the server before the first call, so that it may come up later. The database is created by the first write
+    when this user may; until then it reads as empty. A 2.x bucket must exist.
+
+    `prune` counts at least what every row of a series has in common, and needs a server older than 3.
     """
 
     def __init__(self, url: str) -> None:
@@ -128,6 +130,7 @@ class InfluxStore:
             retries=False,
         )
         self._version: tuple[int, int] | None = None
+        self._is_there = False  # the database of a 1.x server was seen
         self._rollups = InfluxRollups(self._address.database, self._query, self._put)
 
     @property
@@ -221,26 +224,34 @@ class InfluxStore:
                     f"store {self.url}: the server does not say that it is an InfluxDB; check host and port, or the kind of store"
                 )
             version = self._version = int(found[1]), int(found[2])
-            if version[0] == 1:
-                self._create_database()
         return version[0]
 
+    def exists(self) -> bool:
+        if self._generation() != 1:
+            self._query("SHOW MEASUREMENTS LIMIT 1")  # says itself what to do about a missing bucket
+            return True
+        if not self._is_there:
+            self._is_there = bool(self._query(f"SHOW RETENTION POLICIES ON {_identifier(self._address.database)}"))
+        return self._is_there
+
+    def prepare(self) -> None:
+        if not self.exists():
+            self._create_database()
+
     def _create_database(self) -> None:
-        """On 1.x: creating one that exists is no error. Without the right to, one that exists will do."""
-        query = {"q": f"CREATE DATABASE {_identifier(self._address.database)}"}
+        """On 1.x, for who is about to write: creating one that exists is no error."""
+        name = self._address.database
         try:
-            text, _ = self._call("POST", "/query", query)
+            text, _ = self._call("POST", "/query", {"q": f"CREATE DATABASE {_identifier(name)}"})
             _results(text)
         except (_Refused, ValueError) as refused:
-            self._version = None
             raise StoreError(f"store {self.url}: can't create the database ({refused})") from None
-        except StoreDown:
-            self._version = None
-            raise
         except StoreError as error:
             if "do not allow" not in str(error):
-                self._version = None
                 raise
+            raise StoreError(
+                f"store {self.url}: there is no database {name!r}, and these credentials may not create it; let an administrator create it"
+            ) from None
 
     def _query(self, query: str) -> list[dict[str, Any]]:
         """The series of one InfluxQL statement, times in ns."""
@@ -258,8 +269,8 @@ class InfluxStore:
             reason = str(error)
             if "database not found" in reason or "retention policy not found" in reason:
                 if generation == 1:
-                    self._version = None  # it is created again
-                    return []
+                    self._is_there = False
+                    return []  # reading is no reason to make it
                 raise StoreError(
                     f"store {self.url}: bucket {self._address.database!r} can't be read with InfluxQL; create it, or its DBRP mapping"
                 ) from None
@@ -321,12 +332,12 @@ class InfluxStore:
                     raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None
 
     def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
-        return self.rolls_up and self._rollups.work(now_ns - SETTLE_NS, budget_s)
+        return self.rolls_up and self.exists() and self._rollups.work(now_ns - SETTLE_NS, budget_s)
 
     def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
         """Of a level, the server drops by itself what is older than "*" says; it is told how long that is."""
         if level_ns:
-            if self.rolls_up and "*" in before_ns:
+            if self.rolls_up and "*" in before_ns and self.exists():
                 self._rollups.keep(level_ns, (time.time_ns() - before_ns["*"]) / 86_400e9)
             return 0
         if self.rolls_up and self._rollups.since_ns() is not None:
@@ -361,9 +372,9 @@ class InfluxStore:
         major, minor = self._version or (generation, 0)
         write_problem = ""
         try:
-            if generation == 1:
+            if generation == 1 and self.exists():  # else the first write will show
                 self._call("POST", "/write", {"db": self._address.database}, body=gzip.compress(b""))
-            else:
+            elif generation != 1:
                 query = {"bucket": self._address.database} | ({"org": self._address.org} if self._address.org else {})
                 self._call("POST", "/api/v2/write", query, body=gzip.compress(b""))
         except _Refused:

@@ -142,7 +142,13 @@ class Store(Protocol):
         (`rollup.MINUTE_NS`, `rollup.QUARTER_NS`).
         """
 
+    def exists(self) -> bool:
+        """Whether the file or database that the URL names is there, so that an empty answer means that it is empty."""
+
+    def prepare(self) -> None:
+        """Make the file or database, as the first write would. Safe to repeat."""
+
     def survey(self) -> Survey:
-        """How the store is. Nothing is written; a database that is missing is made as by any first call."""
+        """How the store is. Nothing is made or written."""
 
     def close(self) -> None: ...

@@ -40,6 +40,16 @@ _SQL_FUNCTIONS = {"mean": "avg", "min": "min", "max": "max"}
 T = TypeVar("T")
 
 
+def path_of(url: str) -> Path:
+    """The file that `url` names. StoreError when it names none."""
+    path = url.removeprefix("sqlite://")
+    if path == url or not path or path.endswith("/"):
+        raise StoreError(f"store {url!r}: names no file; use sqlite:///folder/store.db")
+    if path.startswith("//"):  # sqlite:////folder/store.db, as other programs write it
+        path = "/" + path.lstrip("/")
+    return Path(path)
+
+
 class SqliteStore:
     """A `Store` in one file, `sqlite:///path/to/store.db`. Threads and processes may share the file for reading and writing.
 
@@ -49,14 +59,10 @@ class SqliteStore:
     """
 
     def __init__(self, url: str) -> None:
-        path = url.removeprefix("sqlite://")
-        if path == url or not path or path.endswith("/"):
-            raise StoreError(f"store {url!r}: names no file; use sqlite:///folder/store.db")
-        if path.startswith("//"):  # sqlite:////folder/store.db, as other programs write it
-            path = "/" + path.lstrip("/")
+        path = path_of(url)
         self.url = url
         self.rolls_up = True
-        self._file = DatabaseFile(Path(path), lay_out)
+        self._file = DatabaseFile(path, lay_out)
         self._rollups = Rollups(self._file)
         # what the writer knows of the file; valid for one generation of it, touched under its write lock only
         self._generation = -1
@@ -184,6 +190,12 @@ class SqliteStore:
                     ).rowcount
                     connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
         return removed
+
+    def exists(self) -> bool:
+        return self._file.path.exists()
+
+    def prepare(self) -> None:
+        pass  # opening has made it
 
     def survey(self) -> Survey:
         write_problem = ""

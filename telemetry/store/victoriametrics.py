@@ -406,6 +406,13 @@ class VictoriaStore:
                 )
         return 0
 
+    def exists(self) -> bool:
+        self.server()
+        return True  # it has no databases
+
+    def prepare(self) -> None:
+        self.server()
+
     def survey(self) -> Survey:
         server = self.server(again=True)
         write_problem = ""

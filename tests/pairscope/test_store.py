@@ -55,6 +55,12 @@ def test_a_store_that_is_not_there_or_of_no_kind_is_an_error_with_its_remedy(
 
 
 def test_it_speaks_both_languages(tmp_path: Path) -> None:
+    absent = (("en", "there is no such store"), ("zh", "没有该存储"))
+    for language, word in absent:
+        result = CliRunner().invoke(app, ["store", "check", "--store", f"sqlite://{tmp_path}/s.db", "--lang", language])
+        assert result.exit_code == 2 and word in result.stdout
+    assert not list(tmp_path.iterdir())
+    assert asked("init", "--store", f"sqlite://{tmp_path}/s.db")[0] == 0
     for language, word in (("en", "can be written"), ("zh", "可写入")):
         result = CliRunner().invoke(app, ["store", "check", "--store", f"sqlite://{tmp_path}/s.db", "--lang", language])
         assert result.exit_code == 0 and word in result.stdout

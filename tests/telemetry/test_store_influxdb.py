@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from telemetry.sample import Sample
-from telemetry.store import StoreDown, StoreError, open_store, public_url
+from telemetry.store import StoreDown, StoreError, open_existing, open_store, public_url
 from telemetry.store.influxdb import InfluxStore, parse
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 
@@ -105,6 +105,23 @@ def test_a_server_with_passwords_names_a_wrong_one_and_serves_a_right_one(own_in
     assert len(guest.samples("host", start_ns=T0, end_ns=T0 + 9 * S)) == 2
     guest.close()
     admin.close()
+
+
+@pytest.mark.server
+def test_reading_rolling_up_and_pruning_make_no_database(influxd: Influxd) -> None:
+    url = influxd.new_url()
+    store = InfluxStore(url)
+    assert not store.exists() and open_existing(url) is None
+    assert store.latest("host", since_ns=0) == store.samples("host", start_ns=T0, end_ns=T0 + S) == []
+    assert store.range("host", ["load1"], start_ns=T0, end_ns=T0 + 60 * S, step_ns=60 * S) == []
+    assert not store.rollup(T0 + 3600 * S)
+    assert store.prune({"*": T0}) == store.prune({"*": T0}, MINUTE_NS) == 0
+    assert store.survey().newest_ns is None
+    assert store._address.database not in store._call("GET", "/query", {"q": "SHOW DATABASES"})[0]
+    store.prepare()
+    store.prepare()
+    assert store.exists() and not store.samples("host", start_ns=T0, end_ns=T0 + S)
+    store.close()
 
 
 @pytest.mark.server
@@ -201,6 +218,7 @@ def test_samples_from_before_the_first_rollup_are_read_as_they_are(influxd: Infl
 def test_two_that_roll_up_at_once_and_a_write_between_them_lose_nothing(influxd: Influxd) -> None:
     url = influxd.new_url()
     one, two = InfluxStore(url), InfluxStore(url)
+    one.prepare()
     one.rollup(T0 - 3600 * S)
     one.write([host(0)])
     stale = one._rollups.open("minute", 0, 2**62)

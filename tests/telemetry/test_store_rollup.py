@@ -41,6 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "influxdb":
         monkeypatch.setattr(influxdb_rollup, "SWEEP_EVERY_S", 0.0)
         opened = open_store(request.getfixturevalue("influxd").new_url())
+        opened.prepare()
         opened.rollup(T0 - 3600 * S)  # from now on all samples leave their marks
     else:
         opened = open_store(f"sqlite://{tmp_path}/store.db")
