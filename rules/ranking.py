@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rules.evidence import Evidence
 from rules.finding import Effect, Finding, line
+from rules.loss import lost_tokens_per_s
 from rules.priors import STEP_OF, Priors, Strength
 from rules.verdict import Cause, Cost, Line, Status, Step, StepReport, Verdict
 
@@ -137,9 +138,17 @@ def verdicts_of(
                 evidence=(*finding.evidence, *symptoms),
                 fixes=tuple(sorted(finding.fixes, key=lambda fix: CHEAPEST_FIRST.index(fix.cost))),
                 summary=finding.summary,
+                loss_tokens_per_s=_lost(evidence),
             )
         )
     return tuple(found)
+
+
+def _lost(evidence: Evidence) -> float | None:
+    """Tokens/s below what is expected; not known of an engine that does not answer."""
+    if evidence.engine is not None and evidence.engine.away:
+        return None
+    return lost_tokens_per_s(evidence.output.expected_tokens_per_s, evidence.output.tokens_per_s)
 
 
 def _scope(finding: Finding, evidence: Evidence, subject: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:

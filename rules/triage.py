@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rules.evidence import Evidence, OutputEvidence, PeerEvidence
@@ -316,22 +317,28 @@ def judge(
     Samples may come in any order. The recording is walked as if it were live, so that what is usual is learned from what came
     before; with less than about two minutes before the moment, pairs are still warming and only hard faults are named.
     """
+    last = deque(walk(samples, at_ns, settings), maxlen=1)
+    return last[0][1] if last else []
+
+
+def walk(
+    samples: Iterable[Sample], at_ns: int | None = None, settings: JudgeSettings | None = None
+) -> Iterator[tuple[Triage, list[Diagnosis]]]:
+    """As `judge`, moment by moment up to the last: the triage, whose `last` holds what it saw, and its judgement of every pair."""
     settings = settings or JudgeSettings()
     ordered = sorted((s for s in samples if at_ns is None or s.time_ns <= at_ns), key=lambda s: s.time_ns)
     if not ordered:
-        return []
+        return
     end_ns = at_ns if at_ns is not None else ordered[-1].time_ns
     triage = Triage(settings)
     step_ns = int(settings.step_s * SECOND)
     start_ns = max(ordered[0].time_ns, end_ns - int(settings.history_s * SECOND))
     moment = end_ns - (end_ns - start_ns) // step_ns * step_ns
     position = 0
-    found: list[Diagnosis] = []
     while moment <= end_ns:
         begin = position
         while position < len(ordered) and ordered[position].time_ns <= moment:
             position += 1
         triage.add(ordered[begin:position])
-        found = triage.evaluate(moment)
+        yield triage, triage.evaluate(moment)
         moment += step_ns
-    return found

@@ -128,6 +128,7 @@ class Verdict:
     evidence: tuple[Line, ...]
     fixes: tuple[Fix, ...]  # cheapest first
     summary: Line
+    loss_tokens_per_s: float | None = None  # expected minus actual, >= 0; None when either is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ def verdict_json(diagnosis: Diagnosis, language: str = "en") -> list[dict[str, o
             "step": int(verdict.step),
             "confidence": round(verdict.confidence, 3),
             "loss_pct": None if verdict.loss_pct is None else round(verdict.loss_pct, 1),
+            "loss_tokens_per_s": None if verdict.loss_tokens_per_s is None else round(verdict.loss_tokens_per_s, 1),
             "scope": verdict.scope,
             "subject": dict(verdict.subject),
             "since_ns": verdict.since_ns,
@@ -188,6 +190,8 @@ def to_sample(diagnosis: Diagnosis) -> Sample:
     }
     if top is not None and top.loss_pct is not None:
         fields["loss_pct"] = float(top.loss_pct)
+    if top is not None and top.loss_tokens_per_s is not None:
+        fields["loss_tokens_per_s"] = float(top.loss_tokens_per_s)
     return Sample("verdict", tags, fields, diagnosis.at_ns)
 
 
@@ -232,6 +236,7 @@ def _plain(diagnosis: Diagnosis) -> dict[str, object]:
                 "evidence": [_line(line) for line in v.evidence],
                 "fixes": [[fix.key, str(fix.cost), dict(fix.values)] for fix in v.fixes],
                 "summary": _line(v.summary),
+                "loss_tokens_per_s": v.loss_tokens_per_s,
             }
             for v in diagnosis.verdicts
         ],
@@ -269,6 +274,7 @@ def _diagnosis(plain: Mapping[str, object]) -> Diagnosis:
             _lines(v["evidence"]),
             tuple(Fix(key, Cost(cost), values) for key, cost, values in v["fixes"]),
             _to_line(v["summary"]),
+            v.get("loss_tokens_per_s"),  # one that was written before there was this number has none
         )
         for v in data["verdicts"]  # type: ignore[attr-defined]
     )

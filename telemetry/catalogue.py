@@ -431,6 +431,7 @@ VERDICT = _measurement(
     _gauges("""
         confidence | confidence | 置信度
         loss_pct | loss | 损失
+        loss_tokens_per_s | lost tokens/s | 损失 tokens/s
     """),
     _texts("""
         summary | summary | 摘要
