@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from agent.quiet import QuietLog
 from agent.spool import Block, Spool
 from telemetry.sample import Sample
-from telemetry.store import Rejected, Store, StoreError
+from telemetry.store import Rejected, Store, StoreDown, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +23,10 @@ LONGEST_RETRY_S = 60.0
 class Delivery:
     """Carries the newest samples first, then what is left from an outage, newest first too.
 
-    Nothing leaves the spool before the store has it. A store that fails is tried again after 1 s, 2 s ... 60 s, each with jitter, and
-    told of in at most one log line a minute. A sample that the store refuses for good is counted in `rejected` and never holds up
-    the others. While it catches up it rests as long as it works, so that the host's engines keep their cores.
+    Nothing leaves the spool before the store has it for good. A store that fails is tried again after 1 s, 2 s ... 60 s, each with
+    jitter, or as late as it asks for, and told of in at most one log line a minute. A sample that the store refuses for good is
+    counted in `rejected` and never holds up the others. While it catches up it rests as long as it works, so that the host's engines
+    keep their cores.
     """
 
     def __init__(
@@ -117,9 +118,11 @@ class Delivery:
         samples: list[Sample] = []
         for block in blocks:
             samples += block.samples()
+        held_s = 0.0
         if samples:
             if self._store is None:
                 self._store = self._open_store()
+            held_s = self._store.durable_after_s
             rejected = self._write(self._store, samples)
             self.delivered += len(samples) - len({id(entry.sample) for entry in rejected})
             if rejected:
@@ -135,7 +138,7 @@ class Delivery:
                     dict(first.sample.tags),
                     first.reason,
                 )
-        self._spool.delivered(blocks)
+        self._spool.delivered(blocks, held_s)
 
     def _write(self, store: Store, samples: Sequence[Sample]) -> list[Rejected]:
         """`store.write`, also when one sample makes the store fail with a defect: then the batch is halved until it is alone."""
@@ -157,6 +160,8 @@ class Delivery:
             self._failing_since_s = self._monotonic()
         wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures - 1, 10))
         wait_s = max(FIRST_RETRY_S, wait_s * (0.5 + 0.5 * self._jitter()))
+        if isinstance(error, StoreDown) and error.retry_after_s is not None:
+            wait_s = max(wait_s, error.retry_after_s)
         unforeseen = not isinstance(error, StoreError)
         self._quiet.warning(
             "failed",
@@ -166,8 +171,17 @@ class Delivery:
             wait_s,
             error=error if unforeseen else None,
         )
-        self._close_store()
+        self._start_anew(error)
         return wait_s
+
+    def _start_anew(self, error: Exception) -> None:
+        """A store that is down for now and may lose what it took knows itself what to send again; any other is opened anew, and
+        what it may have lost is sent again.
+        """
+        if self._store is not None and isinstance(error, StoreDown) and self._store.durable_after_s > 0:
+            return
+        self._close_store()
+        self._spool.give_out_again()
 
     def _succeeded(self) -> None:
         if self._failing_since_s is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent.spool.disk import Disk, replace_file
@@ -55,6 +55,20 @@ class Delivered:
         place = bisect_right(kept, (first, last))
         kept.insert(place, (first, last))
         self._runs = kept
+
+    def without(self, numbers: Iterable[int]) -> Delivered:
+        """A copy that lacks these."""
+        gaps = sorted(set(numbers))
+        left = Delivered()
+        for first, last in self._runs:
+            start = first
+            for gap in gaps[bisect_left(gaps, first) : bisect_right(gaps, last)]:
+                if start < gap:
+                    left._runs.append((start, gap - 1))
+                start = gap + 1
+            if start <= last:
+                left._runs.append((start, last))
+        return left
 
 
 def save(disk: Disk, path: Path, lanes: Mapping[str, Delivered]) -> None:

@@ -7,12 +7,13 @@ import errno
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from agent.quiet import QuietLog
 from agent.spool import cursor
 from agent.spool.disk import Disk
+from agent.spool.held import Held
 from agent.spool.lane import DATA, KEEP, Block, Lane, Segment, lane_of, segment_files
 from agent.spool.live import Live
 from telemetry import catalogue
@@ -41,6 +42,7 @@ class Journal:
         folder: Path,
         disk: Disk,
         quiet: QuietLog,
+        monotonic: Callable[[], float],
         *,
         max_bytes: int,
         min_free_bytes: int | None,
@@ -53,7 +55,9 @@ class Journal:
         self.refused_total = 0
         self.disk_errors_total = 0
         self.live = Live(LIVE_SAMPLES, memory_bytes)
+        self.held = Held()
         self.lanes = {name: Lane(name, folder, disk) for name in (KEEP, DATA)}
+        self._monotonic = monotonic
         self._folder = folder
         self._disk = disk
         self._quiet = quiet
@@ -87,13 +91,26 @@ class Journal:
         """Blocks that are neither delivered nor dropped. For who holds `memory`."""
         return sum(lane.waiting_blocks for lane in self.lanes.values())
 
-    def settle(self, blocks: Iterable[Block]) -> None:
-        """These are delivered, or dropped and counted. For who holds `memory`."""
+    def settle(self, blocks: Iterable[Block], held_s: float = 0.0) -> None:
+        """These are delivered, or dropped and counted; for `held_s` the store may still lose them. For who holds `memory`."""
+        until_s = self._monotonic() + held_s
         for block in blocks:
             block.settled = True
+            if held_s > 0:
+                self.held.add(block, until_s)
             self.lanes[block.lane].delivered.add(block.sequence, block.sequence)
             self.live.remove(block)
             self._cursor_dirty = True
+
+    def give_out_again(self) -> None:
+        """What the store may still lose is waiting once more. For who holds `memory`."""
+        taken = self.held.take_all()
+        for block in taken.values():
+            if block is not None and not block.durable:
+                block.settled = False
+                self.live.add([block])
+        for name, lane in self.lanes.items():
+            lane.delivered = lane.delivered.without(sequence for place, sequence in taken if place == name)
 
     # --- reading
 
@@ -123,7 +140,7 @@ class Journal:
                     continue
                 if chosen and count + record.samples > limit:
                     return chosen
-                block = Block(lane.name, record.sequence, record.samples, record.newest_ns, None, None)
+                block = Block(lane.name, record.sequence, record.samples, record.newest_ns, None, None, durable=True)
                 try:
                     with self.files:
                         block.decoded = lane.samples(segment, record)
@@ -148,13 +165,17 @@ class Journal:
         blocks = self._blocks(samples, appended_s)
         with self.memory:
             self.live.add(blocks)
-            self._unwritten = [block for block in self._unwritten + blocks if not block.settled]
+            self._unwritten = [block for block in self._unwritten + blocks if self._is_wanted(block)]
         if self._unwritten:
             self._write_unwritten()
         with self.memory:
             self._drop_from_memory()
-            self._unwritten = [block for block in self._unwritten if block.unwritten and not block.settled]
+            self._unwritten = [block for block in self._unwritten if block.unwritten and self._is_wanted(block)]
         return not self._unwritten
+
+    def _is_wanted(self, block: Block) -> bool:
+        """Whether it must be on disk. For who holds `memory`."""
+        return not block.settled or block in self.held
 
     def seal(self) -> None:
         """Let go of the files. For who holds `files`."""
@@ -267,6 +288,7 @@ class Journal:
                 elif record.sequence not in lane.delivered:
                     lost += record.samples
             self._settle_span(lane, segment.first, segment.last)
+            self.held.forget(DATA, segment.first, segment.last)
         if lost:
             self.dropped[reason] += lost
             self._quiet.warning(
@@ -286,9 +308,10 @@ class Journal:
             if lane.segments and lane.segments[-1].size >= self._segment_bytes:
                 lane.seal()
         with self.memory:
-            finished = [(lane, segment) for lane in self.lanes.values() for segment in lane.finished()]
-            dirty, self._cursor_dirty = self._cursor_dirty, False
-            lanes = {name: cursor.Delivered(lane.delivered.runs) for name, lane in self.lanes.items()}
+            dirty = self.held.release(self._monotonic()) or self._cursor_dirty
+            self._cursor_dirty = False
+            lanes = {name: lane.delivered.without(self.held.numbers(name)) for name, lane in self.lanes.items()}
+            finished = [(lane, s) for name, lane in self.lanes.items() for s in lane.finished(lanes[name])]
         if dirty:
             try:
                 cursor.save(self._disk, self._folder / "delivered", lanes)

@@ -238,9 +238,9 @@ class Lane:
 
     # --- removing
 
-    def finished(self) -> list[Segment]:
+    def finished(self, delivered: Delivered) -> list[Segment]:
         """Sealed segments of which everything is delivered."""
-        return [segment for segment in self.sealed if self.delivered.covers(segment.first, segment.last)]
+        return [segment for segment in self.sealed if delivered.covers(segment.first, segment.last)]
 
     def remove(self, segment: Segment, *, keep_damaged: bool = True) -> None:
         """Unlink; a few damaged ones are put aside for whoever looks into it. OSError leaves it for the next time."""

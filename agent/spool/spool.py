@@ -71,6 +71,7 @@ class Spool:
             self.folder,
             disk or Disk(),
             self._quiet,
+            monotonic,
             max_bytes=max_bytes,
             min_free_bytes=min_free_bytes,
             segment_bytes=segment_bytes or max(4096, min(4 << 20, max_bytes // 16)),
@@ -160,13 +161,21 @@ class Spool:
         """Blocks that are on disk only, newest first: events and alerts before the rest; about `limit` samples, oldest first."""
         return self._journal.backlog(limit)
 
-    def delivered(self, blocks: Sequence[Block]) -> None:
-        """These need not be kept any longer."""
+    def delivered(self, blocks: Sequence[Block], held_s: float = 0.0) -> None:
+        """The store has these. For `held_s` it may still lose them: so long they stay on disk, a spool that is opened again gives
+        them out again, and so does this one after `give_out_again`.
+        """
         with self._memory:
-            self._journal.settle(blocks)
+            self._journal.settle(blocks, held_s)
             for block in blocks:
                 if block.appended_s is not None:
                     self._newest_delivered_s = max(self._newest_delivered_s or block.appended_s, block.appended_s)
+
+    def give_out_again(self) -> None:
+        """The store may have lost what it acknowledged and could still lose."""
+        with self._memory:
+            self._journal.give_out_again()
+            self._memory.notify_all()
 
     # --- numbers
 

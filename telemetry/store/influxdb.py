@@ -129,6 +129,7 @@ class InfluxStore:
             ssl_ca_cert=self._address.ca_file,
             retries=False,
         )
+        self.durable_after_s = 0.0  # each write is synced before it is acknowledged
         self._version: tuple[int, int] | None = None
         self._is_there = False  # the database of a 1.x server was seen
         self._rollups = InfluxRollups(self._address.database, self._query, self._put)
@@ -207,7 +208,7 @@ class InfluxStore:
             return _Refused(error.status, reason)
         after = (error.headers or {}).get("Retry-After")
         wait = f"; asked to wait {after} s" if after else ""
-        return StoreDown(f"{where}: HTTP {error.status} ({reason}){wait}")
+        return StoreDown(f"{where}: HTTP {error.status} ({reason}){wait}", after)
 
     def _generation(self) -> int:
         """1, 2 or 3; asked once. StoreError for a server that is no InfluxDB."""

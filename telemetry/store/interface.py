@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Protocol
 
 from telemetry.sample import Sample
+
+LONGEST_PAUSE_S = 600.0
+"""Whoever asks for more is asked again after so long: a mistaken header must not silence a host for a day."""
 
 Where = Mapping[str, str | Sequence[str]]
 """Tag conditions, all of which must hold: a value, or any of several values."""
@@ -18,6 +23,24 @@ class StoreError(Exception):
 
 class StoreDown(StoreError):
     """The store can't be reached or is busy for now; the same call may succeed later. Nothing was half-written."""
+
+    def __init__(self, message: str, retry_after: str | None = None) -> None:
+        """`retry_after` is the header of that name, if there was one."""
+        super().__init__(message)
+        self.retry_after_s = _seconds(retry_after)
+        """How long the store asks to be left alone, at most LONGEST_PAUSE_S; None where it doesn't say."""
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Of a Retry-After header (RFC 9110 section 10.2.3): seconds, or a date."""
+    text = (retry_after or "").strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text[:9]), LONGEST_PAUSE_S)
+    try:
+        wait_s = parsedate_to_datetime(text).timestamp() - time.time()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(0.0, wait_s), LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +91,14 @@ class Store(Protocol):
     """The interface. Times are wall nanoseconds. All methods raise StoreError on failure."""
 
     url: str
+
+    @property
+    def durable_after_s(self) -> float:
+        """For how long after `write` has returned a power cut, or a kill of the store, may still take what was written.
+
+        Whoever keeps samples until the store has them keeps them so much longer. After StoreDown the same object goes on best: it
+        knows what it wrote.
+        """
 
     @property
     def rolls_up(self) -> bool:

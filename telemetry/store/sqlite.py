@@ -39,6 +39,11 @@ _SQL_FUNCTIONS = {"mean": "avg", "min": "min", "max": "max"}
 
 T = TypeVar("T")
 
+SYNCED_AFTER_S = 60.0
+"""A write is not waited for until it is on the medium. Linux brings it there after 30 s (vm.dirty_expire_centisecs), looks for such
+pages every 5 s, and the file's length follows within another 5 s (ext4's commit interval).
+"""
+
 
 def path_of(url: str) -> Path:
     """The file that `url` names. StoreError when it names none."""
@@ -55,13 +60,14 @@ class SqliteStore:
 
     Each measurement is a table of rows (series, time_ns, fields...) in the order of its primary key, so that one series over a time
     is one read; fields that the catalogue gains become columns when they are first written. Durable against a crash of the
-    process; a power cut may take the last seconds, which the spool sends again.
+    process; a power cut may take what was written within `durable_after_s`, which the spool sends again.
     """
 
     def __init__(self, url: str) -> None:
         path = path_of(url)
         self.url = url
         self.rolls_up = True
+        self.durable_after_s = SYNCED_AFTER_S
         self._file = DatabaseFile(path, lay_out)
         self._rollups = Rollups(self._file)
         # what the writer knows of the file; valid for one generation of it, touched under its write lock only

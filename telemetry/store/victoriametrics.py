@@ -185,6 +185,7 @@ class VictoriaStore:
         self._address = parse(url)
         self.url = self._address.shown
         self.rolls_up = False
+        self.durable_after_s = _TAIL_S
         verify = self._address.verify_tls
         self._pool: PoolManager | None = PoolManager(
             maxsize=8,

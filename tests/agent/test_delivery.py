@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ class Ledger:
     """A store in a list, that fails as told. It stands in for a network; SQLite stands in the tests that need a real store."""
 
     url = "ledger://"
+    durable_after_s = 0.0
 
     def __init__(self) -> None:
         self.batches: list[list[Sample]] = []
@@ -116,6 +119,55 @@ def test_backoff_doubles_from_one_second_to_sixty_with_jitter(spool: Spool) -> N
     ledger.down = StoreDown("gone")
     fill(spool, [1])
     assert full.carry() == 1.0
+    spool.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "at_least", "at_most"),
+    [
+        ("7", 7, 7),
+        ("0", 1, 1),
+        ("9999999999", 600, 600),
+        ("soon", 1, 1),
+        ("-5", 1, 1),
+        (None, 1, 1),
+        (format_datetime(datetime.now(UTC) + timedelta(seconds=300), usegmt=True), 200, 300),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 1, 1),
+    ],
+)
+def test_a_store_that_asks_to_be_left_alone_is_left_alone_within_reason(
+    spool: Spool, header: str | None, at_least: int, at_most: int
+) -> None:
+    ledger = Ledger()
+    ledger.down = StoreDown("too fast", header)
+    fill(spool, [0])
+    assert at_least <= Delivery(spool, ledger.open, jitter=lambda: 0.0).carry() <= at_most
+    assert spool.waiting_blocks == 1
+    spool.close()
+
+
+def test_a_store_that_may_lose_what_it_took_goes_on_after_it_was_down_and_is_sent_it_again_after_an_error(
+    spool: Spool,
+) -> None:
+    ledger = Ledger()
+    ledger.durable_after_s = 60.0
+    delivery = Delivery(spool, ledger.open)
+    fill(spool, [0])
+    delivery.carry()
+    fill(spool, [1])
+    ledger.down = StoreDown("gone for a moment")
+    delivery.carry()
+    ledger.down = None
+    delivery.carry()
+    assert (ledger.opened, ledger.times) == (1, [0, 1])
+    fill(spool, [2])
+    ledger.down = StoreError("its token was changed")
+    delivery.carry()
+    ledger.down = None
+    while spool.waiting_blocks:
+        delivery.carry()
+    assert ledger.opened == 2
+    assert ledger.times[2:] == [2, 0, 1]
     spool.close()
 
 

@@ -42,6 +42,16 @@ def drain(spool: Spool) -> list[Sample]:
     return found
 
 
+def drain_held(spool: Spool, held_s: float) -> list[Sample]:
+    """The same, into a store that may lose it for so long."""
+    found: list[Sample] = []
+    while spool.waiting_blocks:
+        blocks = spool.live(10**9) or spool.backlog(1000)
+        found += [sample for block in blocks for sample in block.samples()]
+        spool.delivered(blocks, held_s)
+    return found
+
+
 class BrokenDisk(Disk):
     """Fails the named calls with an error number, as long as told to."""
 
@@ -115,6 +125,72 @@ def test_what_was_delivered_does_not_come_back_and_its_files_go(folder: Path) ->
     again.commit()
     assert drain(again) == [host(9)]
     again.close()
+
+
+def test_what_the_store_may_still_lose_is_given_out_again_by_the_next_run_and_goes_when_its_time_is_over(
+    folder: Path,
+) -> None:
+    now = [100.0]
+    spool = manual(folder, monotonic=lambda: now[0])
+    for second in range(3):
+        spool.append([host(second), event(second)])
+        spool.commit()
+        spool.delivered(spool.live(10**9), held_s=60.0)
+        now[0] += 25.0
+    assert spool.waiting_blocks == 0
+    spool.commit()  # at 175: only what was delivered at 100 is safe
+    spool.close()
+    again = manual(folder, monotonic=lambda: now[0])
+    found = drain_held(again, 60.0)
+    assert sorted(found, key=lambda s: (s.time_ns, s.measurement)) == [event(1), host(1), event(2), host(2)]
+    again.close()
+    assert list(folder.glob("*.seg")) != []
+    last = manual(folder, monotonic=lambda: now[0])
+    assert last.waiting_blocks == 4
+    drain_held(last, 60.0)
+    now[0] += 60.0
+    last.commit()
+    last.close()
+    assert list(folder.glob("*.seg")) == []
+    empty = manual(folder)
+    assert empty.waiting_blocks == 0
+    empty.close()
+
+
+def test_what_the_store_may_have_lost_is_given_out_again_also_where_the_disk_never_had_it(folder: Path) -> None:
+    disk = BrokenDisk()
+    spool = manual(folder, disk=disk, monotonic=lambda: 5.0)
+    spool.append([host(0)])
+    spool.commit()
+    drain_held(spool, 60.0)
+    disk.fails = {"write": errno.EIO}
+    spool.append([host(1)])
+    assert not spool.commit()
+    drain_held(spool, 60.0)
+    assert spool.waiting_blocks == 0
+    spool.give_out_again()
+    assert spool.waiting_blocks == 2
+    assert sorted(drain_held(spool, 60.0), key=lambda s: s.time_ns) == [host(0), host(1)]
+    disk.fails = {}
+    assert spool.commit()  # delivered or not, it is on disk as long as it may be lost
+    spool.close()
+    again = manual(folder)
+    assert sorted(drain(again), key=lambda s: s.time_ns) == [host(0), host(1)]
+    again.close()
+
+
+def test_what_is_held_makes_room_before_what_waits(folder: Path) -> None:
+    spool = manual(folder, max_bytes=20_000, monotonic=lambda: 5.0)
+    for second in range(200):
+        spool.append([Sample("host", {"node": f"n{second}-{i}"}, {"load1": i / 7}, T0 + second * S) for i in range(20)])
+        spool.commit()
+        spool.delivered(spool.live(10**9), held_s=60.0)
+        assert spool.size_bytes <= 20_000
+    assert spool.dropped_total == 0
+    spool.give_out_again()
+    assert 0 < len(drain(spool)) < 4000
+    assert spool.waiting_blocks == 0
+    spool.close()
 
 
 def test_a_partly_delivered_backlog_goes_on_where_it_was(folder: Path) -> None:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.delivery import Delivery
 from agent.spool import Spool
 from agent.spool.disk import Disk
 from agent.spool.segment import encode, scan, to_samples, unpack
 from telemetry.sample import Sample
+from telemetry.store import open_store
 
 S = 10**9
 T0 = 1_795_960_800 * S
@@ -118,9 +120,6 @@ def test_kill_at_a_random_instant_loses_nothing_that_was_acknowledged(tmp_path: 
 
 def _tear_what_nobody_acknowledged(folder: Path, acknowledged: set[int], rng: random.Random) -> int:
     """Cut the last record of each lane at a random byte if none of its samples was acknowledged, as a lost page would."""
-    from agent.spool.segment import MARKER
-
-    assert MARKER
     torn = 0
     for lane in ("keep", "data"):
         paths = sorted(folder.glob(f"{lane}-*.seg"))
@@ -311,14 +310,17 @@ def _crash_once(folder: Path, crash_at: int, *, seed: int, power: bool) -> None:
 # --- a power cut on a real file system: the image under a loop mount is copied while the writer is stopped
 
 LOOP_WRITER = """
-    import random, sys
+    import sys
+    from agent.delivery import Delivery
     from agent.spool import Spool
     from telemetry.sample import Sample
-    spool = Spool(sys.argv[1], commit_every_s=0.01, min_free_bytes=0)
+    from telemetry.store import open_store
+    spool = Spool(sys.argv[1], commit_every_s=None, min_free_bytes=0, segment_bytes=4096)
+    Delivery(spool, lambda: open_store(f"sqlite://{sys.argv[2]}")).start()
     number = 1
     while True:
-        ticket = spool.append([Sample("host", {"node": "n"}, {"load1": 1.0}, 10**18 + number)])
-        if spool.wait_durable(ticket, 10):
+        spool.append([Sample("host", {"node": "n"}, {"load1": 1.0}, 10**18 + number)])
+        if spool.commit():
             print(number, flush=True)
         number += 1
 """
@@ -341,7 +343,7 @@ def loop_image(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize("cuts", [3, pytest.param(100, marks=pytest.mark.long)])
-def test_a_power_cut_on_ext4_loses_nothing_that_was_acknowledged(
+def test_a_power_cut_on_ext4_loses_nothing_that_was_acknowledged_nor_what_was_delivered_into_a_file_there(
     loop_image: tuple[Path, Path], tmp_path: Path, cuts: int
 ) -> None:
     image, mount = loop_image
@@ -350,7 +352,7 @@ def test_a_power_cut_on_ext4_loses_nothing_that_was_acknowledged(
     seen_at.mkdir()
     for _ in range(cuts):
         process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(LOOP_WRITER), str(mount / "spool")],
+            [sys.executable, "-c", textwrap.dedent(LOOP_WRITER), str(mount / "spool"), str(mount / "store.db")],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
@@ -367,13 +369,23 @@ def test_a_power_cut_on_ext4_loses_nothing_that_was_acknowledged(
         last = max(acknowledged, default=1)
         subprocess.run(["mount", "-o", "loop", str(copy), str(seen_at)], check=True)
         try:
-            spool = Spool(seen_at / "spool", commit_every_s=None, min_free_bytes=0)
-            found: set[int] = set()
-            while blocks := spool.backlog(10**6):
-                found |= {sample.time_ns - 10**18 for block in blocks for sample in block.samples()}
-                spool.delivered(blocks)
-            spool.close()
+            found = _stored_after_restart(seen_at)
         finally:
             subprocess.run(["umount", str(seen_at)], check=True)
         assert set(range(1, last + 1)) <= found
         shutil.rmtree(mount / "spool")
+        for path in mount.glob("store.db*"):
+            path.unlink()
+
+
+def _stored_after_restart(folder: Path) -> set[int]:
+    """What is in the store once an agent has started again."""
+    spool = Spool(folder / "spool", commit_every_s=None, min_free_bytes=0)
+    store = open_store(f"sqlite://{folder}/store.db")
+    delivery = Delivery(spool, lambda: store)
+    while spool.waiting_blocks:
+        assert delivery.carry() < 1.0, delivery.last_error
+    spool.close()
+    found = {sample.time_ns - 10**18 for sample in store.samples("host", start_ns=0, end_ns=2 * 10**18)}
+    store.close()
+    return found

@@ -122,6 +122,8 @@ def test_delivered_is_a_set_of_numbers(spans: list[tuple[int, int]]) -> None:
     assert delivered.missing(50) == len(set(range(1, 51)) - model)
     assert delivered.highest == max(model, default=0)
     assert all(b[0] - a[1] > 1 for a, b in zip(delivered.runs, delivered.runs[1:], strict=False))
+    lacking = set(range(3, 80, 3)) | {41, 42, 43}
+    assert {number for number in range(80) if number in delivered.without(lacking)} == model - lacking
     for first in range(1, 70, 7):
         assert delivered.covers(first, first + 5) == (set(range(first, first + 6)) <= model)
 
