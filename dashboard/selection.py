@@ -14,16 +14,16 @@ SECOND_NS = 1_000_000_000
 DAY_S = 86_400
 
 RANGES: Mapping[str, tuple[int, int]] = {
-    # name: seconds, seconds of a bucket; about 500 buckets each. From 60 s on they are whole minutes or quarters of an hour,
+    # name: seconds, seconds of a bucket; about 500 buckets each. From six hours on they are whole minutes or quarters of an hour,
     # which the store has drawn together
     "15m": (900, 2),
     "1h": (3_600, 8),
-    "6h": (21_600, 45),
+    "6h": (21_600, 60),
     "24h": (86_400, 180),
     "7d": (604_800, 900),
 }
 DEFAULT_RANGE = "15m"
-STEPS_S = (1, 2, 4, 8, 15, 30, 45, 60, 120, 180, 300, 600, 900, 1_800, 3_600, 7_200)
+STEPS_S = (1, 2, 4, 8, 15, 30, 60, 120, 180, 300, 600, 900, 1_800, 3_600, 7_200)
 MAX_BUCKETS = 520
 SHORTEST_S, LONGEST_S = 30, 31 * DAY_S
 NAME_LIMIT = 256  # characters of a node's or an engine's name that an address may carry

@@ -150,6 +150,19 @@ class Columns:
             self._tags[key] = tags
         column[bucket] = float(value)
 
+    def add(self, tags: Mapping[str, str], field: str, values: Mapping[int, float] | list[float | None]) -> None:
+        """A whole column at once: values by bucket number, or one for each bucket."""
+        if isinstance(values, Mapping):
+            column: list[float | None] = [None] * self._over.count
+            for bucket, value in values.items():
+                column[bucket] = float(value)
+        else:
+            column = values
+        key = order(tags)
+        if any(value is not None for value in column):
+            self._values[key, self._fields[field]] = column
+            self._tags[key] = tags
+
     def answer(self) -> list[Column]:
         names = list(self._fields)
         return [Column(self._tags[key], names[place], self._values[key, place]) for key, place in sorted(self._values)]

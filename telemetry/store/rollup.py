@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
-from operator import or_
+from operator import gt, or_
 from typing import NamedTuple
 
 from telemetry import catalogue
@@ -82,7 +82,7 @@ def reduced(kind: Kind, times_ns: Sequence[int], values: Sequence[float | int | 
     if kind is Kind.COUNTER:
         first, last = numbers[0], numbers[-1]
         grown: float = last - first
-        if any(after < before for before, after in pairwise(numbers)):
+        if any(map(gt, numbers, numbers[1:])):
             grown = sum(growth(before, after) for before, after in pairwise(numbers))
         return Counter(times_ns[0], first, grown, times_ns[-1], last)
     if kind is Kind.STATE:

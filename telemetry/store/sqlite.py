@@ -18,6 +18,7 @@ from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauge
 from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, SINGLE, Gauge, answers, drawn, level_ns, spreads
 from telemetry.store.sqlite_file import Damaged, DatabaseFile
+from telemetry.store.sqlite_range import raw_columns
 from telemetry.store.sqlite_rollup import (
     FLEET_PREFIX,
     SETTLE_NS,
@@ -35,7 +36,6 @@ _PRUNE_NS = 3600 * 10**9
 _PRUNE_SERIES = 8
 """A deletion takes an hour of so many series at a time: about 30,000 rows, 0.1 s, so that writers and readers get their turns."""
 _MOST = 2**63 - 1
-_SQL_FUNCTIONS = {"mean": "avg", "min": "min", "max": "max"}
 
 T = TypeVar("T")
 
@@ -300,19 +300,9 @@ class SqliteStore:
             for name, (how, cells) in self._rolled(connection, measurement, left, list(series), over).items():
                 del left[name]
                 for number, of_series in cells.items():
-                    for bucket, value in drawn(how, of_series, over).items():
-                        columns.put(series[number], name, bucket, value)
-            plain = {name: how for name, how in left.items() if how in _SQL_FUNCTIONS}
-            if plain:
-                for row in connection.execute(_sql_plain(measurement, plain, series, over)):
-                    for name, value in zip(plain, row[2:], strict=True):
-                        if value is not None:
-                            columns.put(series[row[0]], name, row[1], value)
-            for name, how in left.items():
-                if name not in plain:
-                    for row in connection.execute(_SQL_ONE[how](measurement, name, series, over)):
-                        value = _join_bits(row[2]) if how == "or" else row[2]
-                        columns.put(series[row[0]], name, row[1], value)
+                    columns.add(series[number], name, drawn(how, of_series, over))
+            for number, name, values in raw_columns(connection, _table(measurement), left, list(series), over):
+                columns.add(series[number], name, values)
             return columns.answer()
 
         return self._read(read)
@@ -453,20 +443,12 @@ def _to_samples(
     ]
 
 
-def _within(series: Iterable[int], over: Buckets, lookback_ns: int = 0) -> str:
-    return f"series IN {_in(series)} AND time_ns >= {over.first_ns - lookback_ns} AND time_ns < {over.end_ns}"
+def _within(series: Iterable[int], over: Buckets) -> str:
+    return f"series IN {_in(series)} AND time_ns >= {over.first_ns} AND time_ns < {over.end_ns}"
 
 
 def _bucket(over: Buckets) -> str:
     return f"(time_ns - {over.first_ns}) / {over.step_ns}"
-
-
-def _sql_plain(measurement: str, chosen: Mapping[str, str], series: Iterable[int], over: Buckets) -> str:
-    values = ", ".join(f'{_SQL_FUNCTIONS[how]}("{name}")' for name, how in chosen.items())
-    return (
-        f'SELECT series, {_bucket(over)} AS bucket, {values} FROM "{_table(measurement)}" '
-        f"WHERE {_within(series, over)} GROUP BY series, bucket"
-    )
 
 
 def _raw_spreads(
@@ -481,41 +463,3 @@ def _raw_spreads(
         ):
             cells.setdefault(field.name, []).append((over.first_ns + bucket * over.step_ns, Gauge(*parts)))
     return spreads(cells, over)
-
-
-def _sql_last(measurement: str, name: str, series: Iterable[int], over: Buckets) -> str:
-    # a bare column beside max() is that of the row that holds the maximum: sqlite.org/lang_select.html
-    return (
-        f'SELECT series, {_bucket(over)} AS bucket, "{name}", max(time_ns) FROM "{_table(measurement)}" '
-        f'WHERE {_within(series, over)} AND "{name}" IS NOT NULL GROUP BY series, bucket'
-    )
-
-
-def _sql_or(measurement: str, name: str, series: Iterable[int], over: Buckets) -> str:
-    return (
-        f'SELECT series, {_bucket(over)} AS bucket, group_concat(DISTINCT "{name}") FROM "{_table(measurement)}" '
-        f'WHERE {_within(series, over)} AND "{name}" IS NOT NULL GROUP BY series, bucket'
-    )
-
-
-def _join_bits(masks: str | int) -> int:
-    joined = 0
-    for mask in str(masks).split(","):
-        joined |= int(mask)
-    return joined
-
-
-def _sql_rate(measurement: str, name: str, series: Iterable[int], over: Buckets) -> str:
-    # the rule of buckets.rates, in SQL
-    return (
-        f"SELECT series, {_bucket(over)} AS bucket, "
-        "sum(CASE WHEN v >= v0 THEN 1.0 * v - v0 ELSE 1.0 * v END) / (sum(time_ns - t0) / 1e9) FROM ("
-        f'SELECT series, time_ns, "{name}" AS v, lag("{name}") OVER w AS v0, lag(time_ns) OVER w AS t0 '
-        f'FROM "{_table(measurement)}" WHERE {_within(series, over, over.lookback_ns)} AND "{name}" IS NOT NULL '
-        "WINDOW w AS (PARTITION BY series ORDER BY time_ns)) "
-        f"WHERE t0 IS NOT NULL AND time_ns - t0 <= {over.lookback_ns} AND time_ns >= {over.first_ns} "
-        "GROUP BY series, bucket"
-    )
-
-
-_SQL_ONE = {"last": _sql_last, "or": _sql_or, "rate": _sql_rate}
