@@ -141,14 +141,17 @@ class Columns:
         self._tags: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
 
     def put(self, tags: Mapping[str, str], field: str, bucket: int, value: float) -> None:
-        if not 0 <= bucket < self._over.count:
-            return
+        if 0 <= bucket < self._over.count:
+            self.column(tags, field)[bucket] = float(value)
+
+    def column(self, tags: Mapping[str, str], field: str) -> list[float | None]:
+        """One value a bucket, to be put in by the caller: at least one."""
         key = order(tags)
         column = self._values.get((key, self._fields[field]))
         if column is None:
             column = self._values[key, self._fields[field]] = [None] * self._over.count
             self._tags[key] = tags
-        column[bucket] = float(value)
+        return column
 
     def add(self, tags: Mapping[str, str], field: str, values: Mapping[int, float] | list[float | None]) -> None:
         """A whole column at once: values by bucket number, or one for each bucket."""

@@ -19,17 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import itertools
 import json
-import math
 import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -40,50 +37,25 @@ from urllib3.exceptions import HTTPError, SSLError
 from telemetry import catalogue
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
-from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, named, order, rates
+from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named, order
 from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
-from telemetry.store.rollup import Cell, Gauge, spreads
-from telemetry.store.victoriametrics_series import (
-    MARK,
-    MS,
-    PART,
-    RESERVED,
-    TEXT,
-    Device,
-    Key,
-    Tags,
-    by_time,
-    join_halves,
-    joined,
-    labels_problem,
-    lines,
-    merged,
-    taken_apart,
-    to_samples,
-)
+from telemetry.store.rollup import Cell, spreads
+from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known_measurement, quoted, spans
+from telemetry.store.victoriametrics_ranges import draw, gathered
+from telemetry.store.victoriametrics_series import MARK, MS, Tags, labels_problem, lines, merged, to_samples
 
 DEFAULT_PORT = 8428
 BATCH_SAMPLES = 5000
 TIMEOUT = Timeout(connect=3.0, read=20.0)
 TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
 
-DAY_MS = 86_400_000
-AHEAD_MS = 2 * DAY_MS  # the server ignores what is further in the future
-_ASIDE_MS = 1000 * DAY_MS
-"""Ranges are asked as of so long ago with an offset back: on its newest 30 s the server would repeat earlier values otherwise."""
 _TAIL_S = 60.0
 _TAIL_BYTES = 32 << 20
 _LOOK_S = 20.0
-_POINTS = 10_000  # in one answer, of at most 30,000
-_WINDOWS = 64
 _NEAR_MS = 10_000
-_LONGEST_SELECTOR = 8000
-_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r'^flag\{name="(?P<name>[^"]+)", value="(?P<value>[^"]*)"', re.MULTILINE)
 _RETENTION = re.compile(r"(\d+(?:\.\d+)?)([hdwy]?)")
 _RETENTION_MS = {"h": DAY_MS // 24, "d": DAY_MS, "w": 7 * DAY_MS, "y": 365 * DAY_MS, "": 31 * DAY_MS}
-_SERVER_SIDE = {"mean": "avg_over_time", "min": "min_over_time", "max": "max_over_time", "last": "last_over_time"}
-_SPREAD = ("sum(count_over_time({}))", "sum(sum_over_time({}))", "min(min_over_time({}))", "max(max_over_time({}))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +172,9 @@ class VictoriaStore:
         self._tail: deque[tuple[float, bytes]] = deque()  # what was acknowledged, and when
         self._looked_s = float("-inf")  # at when the server was started
         self._was_lost = False
+        self._query = Query(
+            self.url, self._address.db, self._ask, self._exported, self._ready, lambda: self.server().is_deduplicating
+        )
 
     def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -277,6 +252,12 @@ class VictoriaStore:
             raise StoreError(
                 f"store {self.url}: the answer is not that of VictoriaMetrics; check host and port, or the kind of store"
             ) from None
+
+    def _exported(self, form: Mapping[str, str]) -> str:
+        try:
+            return self._call("/api/v1/export", form)
+        except _Refused as refused:
+            raise StoreError(f"store {self.url}: {refused.reason}") from None
 
     def server(self, *, again: bool = False) -> Server:
         """What the server is, asked once. StoreError for one that is no VictoriaMetrics."""
@@ -400,7 +381,7 @@ class VictoriaStore:
             return 0
         for measurement in catalogue.MEASUREMENTS:
             limit = before_ns.get(measurement, before_ns.get("*"))
-            if limit is not None and self._marks(measurement, 0, limit, None):
+            if limit is not None and self._query.marks(measurement, 0, limit, None):
                 raise StoreError(
                     f"store {self.url}: samples of VictoriaMetrics are not deleted one by one; set its -retentionPeriod "
                     f"(now {self.server().retention or 'unknown'})"
@@ -447,26 +428,24 @@ class VictoriaStore:
 
     def _end(self, query: str) -> int | None:
         """The time of the newest or the oldest sample of all."""
-        self._flush()
+        self._ready()
         until_ms = time.time_ns() // MS + AHEAD_MS
         names = "|".join(f"{name}_{MARK}" for name in catalogue.MEASUREMENTS)
-        selector = f'{{__name__=~"{names}",db={_quoted(self._address.db)}}}[{until_ms - DAY_MS}ms]'
-        form = {"query": query.format(selector), "time": _moment(until_ms), "nocache": "1"}
-        found = self._ask("/api/v1/query", form)["result"]
-        return round(float(found[0]["value"][1]) * 1000) * MS if found else None
+        selector = f'{{__name__=~"{names}",db={quoted(self._address.db)}}}[{until_ms - DAY_MS}ms]'
+        return next((round(value * 1000) * MS for _, value in self._query.at(query.format(selector), until_ms)), None)
 
     # --- reading
 
     def latest(
         self, measurement: str, *, since_ns: int, where: Where | None = None, fields: Sequence[str] | None = None
     ) -> list[Sample]:
-        known = _known(measurement)
+        known = known_measurement(measurement)
         asked = named(measurement, fields)
-        newest = {order(tags): at_ms for tags, at_ms in self._newest(measurement, since_ns, where)}
+        newest = {key: at_ms for key, (_, at_ms) in self._query.newest(measurement, since_ns, where).items()}
         found: list[Sample] = []
-        for start_ms, end_ms in _windows(newest.values()):
-            for device in self._read(known, asked, start_ms, end_ms, where).values():
-                at_ms = newest.get(order(device.tags))
+        for start_ms, end_ms in spans(newest.values(), near=_NEAR_MS):
+            for key, device in self._query.read(known, asked, start_ms, end_ms, where).items():
+                at_ms = newest.get(key)
                 if at_ms is not None and start_ms <= at_ms <= end_ms and at_ms in device.marks:
                     found += to_samples(measurement, device, [at_ms], since_ns, 2**63)
         return sorted(found, key=lambda sample: order(sample.tags))
@@ -474,19 +453,19 @@ class VictoriaStore:
     def samples(
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
     ) -> list[Sample]:
-        known = _known(measurement)
+        known = known_measurement(measurement)
         if limit is not None:
-            times = self._marks(measurement, start_ns, end_ns, where)
+            times = self._query.marks(measurement, start_ns, end_ns, where)
             start_ns = max(start_ns, times[-limit]) if 0 < limit <= len(times) else start_ns
         found: list[Sample] = []
-        for device in self._read(known, known.fields, start_ns // MS, (end_ns - 1) // MS, where).values():
+        for device in self._query.read(known, known.fields, start_ns // MS, (end_ns - 1) // MS, where).values():
             found += to_samples(measurement, device, device.marks, start_ns, end_ns)
         found.sort(key=lambda sample: (sample.time_ns, order(sample.tags)))
         return found if limit is None else found[max(0, len(found) - limit) :]
 
     def series(self, measurement: str, *, since_ns: int = 0) -> list[Tags]:
-        _known(measurement)
-        return sorted((tags for tags, _ in self._newest(measurement, since_ns, None)), key=order)
+        known_measurement(measurement)
+        return sorted((tags for tags, _ in self._query.newest(measurement, since_ns, None).values()), key=order)
 
     def range(
         self,
@@ -503,14 +482,7 @@ class VictoriaStore:
         over = buckets(start_ns, end_ns, step_ns)
         columns = Columns(over, fields)
         if over.count and chosen:
-            if self._can_draw(over):
-                for how, function in _SERVER_SIDE.items():
-                    names = [name for name, wanted in chosen.items() if wanted == how]
-                    if names:
-                        self._range_there(measurement, names, function, over, where, columns)
-                chosen = {name: how for name, how in chosen.items() if how not in _SERVER_SIDE}
-            if chosen:
-                self._range_here(measurement, chosen, over, where, columns)
+            draw(self._query, known_measurement(measurement), chosen, over, where, columns)
         return columns.answer()
 
     def spread(
@@ -525,97 +497,16 @@ class VictoriaStore:
     ) -> list[Spread]:
         names = [field.name for field in gauges(measurement, fields)]
         over = buckets(start_ns, end_ns, step_ns)
-        cells: dict[str, list[tuple[int, Cell]]] = {}
+        cells: Mapping[str, list[tuple[int, Cell]]] = {}
         if over.count and names:
-            draw = self._spread_there if self._can_draw(over) and self._says_all(where) else self._spread_here
-            cells = draw(measurement, names, over, where)
+            cells = gathered(self._query, known_measurement(measurement), names, over, where)
         return spreads(cells, over)
-
-    def _spread_there(
-        self, measurement: str, names: Sequence[str], over: Buckets, where: Where | None
-    ) -> dict[str, list[tuple[int, Cell]]]:
-        cells: dict[str, list[tuple[int, Cell]]] = {}
-        for name in names:
-            drawn = [
-                {bucket: value for _, bucket, value in self._drawn_there(measurement, [name], query, over, where)}
-                for query in _SPREAD
-            ]
-            for bucket, count in drawn[0].items():
-                total, low, high = (part[bucket] for part in drawn[1:])
-                cell = Gauge(round(count), total / count, low, high)
-                cells.setdefault(name, []).append((over.first_ns + bucket * over.step_ns, cell))
-        return cells
-
-    def _spread_here(
-        self, measurement: str, names: Sequence[str], over: Buckets, where: Where | None
-    ) -> dict[str, list[tuple[int, Cell]]]:
-        cells: dict[str, list[tuple[int, Cell]]] = {}
-        read = self._read(_known(measurement), names, over.first_ns // MS, (over.end_ns - 1) // MS, where)
-        for device in read.values():
-            for name in names:
-                for bucket, values in _held(device.points(name, over.first_ns, over.end_ns), over).items():
-                    cell = Gauge(len(values), math.fsum(values) / len(values), min(values), max(values))
-                    cells.setdefault(name, []).append((over.first_ns + bucket * over.step_ns, cell))
-        return cells
-
-    def _can_draw(self, over: Buckets) -> bool:
-        """Whether the server's own arithmetic comes to the same: without copies of a sample, in whole milliseconds."""
-        return over.step_ns % MS == 0 and over.first_ns // MS > _ASIDE_MS + DAY_MS and self.server().is_deduplicating
-
-    def _range_there(
-        self,
-        measurement: str,
-        names: Sequence[str],
-        function: str,
-        over: Buckets,
-        where: Where | None,
-        columns: Columns,
-    ) -> None:
-        for labels, bucket, value in self._drawn_there(measurement, names, function + "({})", over, where):
-            tags, name = taken_apart(measurement, labels)
-            if matches(tags, where):
-                columns.put(tags, name, bucket, value)
-
-    def _drawn_there(
-        self, measurement: str, names: Sequence[str], query: str, over: Buckets, where: Where | None
-    ) -> Iterator[tuple[Mapping[str, str], int, float]]:
-        """(labels, bucket, value) of a query, in which {} stands for the samples of one bucket."""
-        step_ms, first_ms = over.step_ns // MS, over.first_ns // MS
-        # a window ends at its evaluation and includes that moment: (t-w, t]; ours are [t, t+w)
-        offset = f"[{step_ms}ms] offset -{_ASIDE_MS + step_ms - 1}ms"
-        asked = query.format(self._selector(measurement, names, where) + offset)
-        for start in range(0, over.count, _POINTS):
-            last = min(start + _POINTS, over.count) - 1
-            form = {
-                "query": asked,
-                "start": _moment(first_ms + start * step_ms - _ASIDE_MS),
-                "end": _moment(first_ms + last * step_ms - _ASIDE_MS),
-                "step": f"{step_ms}ms",
-                "nocache": "1",
-            }
-            for series in self._ask("/api/v1/query_range", form)["result"]:
-                for at_s, value in series["values"]:
-                    bucket = (round(at_s * 1000) + _ASIDE_MS - first_ms) // step_ms
-                    yield series["metric"], bucket, float(value)
-
-    def _range_here(
-        self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
-    ) -> None:
-        known = _known(measurement)
-        lookback_ns = over.lookback_ns if "rate" in chosen.values() else 0
-        start_ns = over.first_ns - lookback_ns
-        read = self._read(known, chosen, start_ns // MS, (over.end_ns - 1) // MS, where)
-        for device in read.values():
-            for name, how in chosen.items():
-                points = device.points(name, start_ns if how == "rate" else over.first_ns, over.end_ns)
-                drawn = rates(points, over) if how == "rate" else _drawn(points, how, over)
-                for bucket, value in drawn.items():
-                    columns.put(device.tags, name, bucket, value)
 
     # --- what the server holds
 
-    def _flush(self) -> None:
-        """Make what this store wrote readable; the server would do so by itself within a second or so."""
+    def _ready(self) -> None:
+        """The server is ours, and what this store wrote is readable; it would be so by itself within a second or so."""
+        self.server()
         if not self._unflushed:
             return
         with self._lock:
@@ -629,128 +520,6 @@ class VictoriaStore:
                 except (StoreError, _Refused):
                     pass  # a proxy or a key stands before it: then the second it is
 
-    def _export(
-        self, selector: str, start_ms: int, end_ms: int
-    ) -> Iterator[tuple[dict[str, str], list[Any], list[int]]]:
-        """(labels, values, times in ms) of each series."""
-        now_ms = time.time_ns() // MS
-        start_ms, end_ms = max(0, start_ms), min(end_ms, now_ms + AHEAD_MS + DAY_MS)
-        if start_ms > end_ms:
-            return
-        try:
-            text = self._call(
-                "/api/v1/export", {"match[]": selector, "start": _moment(start_ms), "end": _moment(end_ms)}
-            )
-            lines = json.loads(f"[{text.strip().replace(chr(10), ',')}]")
-            for line in lines:
-                yield line["metric"], line["values"], line["timestamps"]
-        except _Refused as refused:
-            raise StoreError(f"store {self.url}: {refused.reason}") from None
-        except (ValueError, KeyError, TypeError):
-            raise StoreError(f"store {self.url}: the answer to an export is not that of VictoriaMetrics") from None
-
-    def _newest(self, measurement: str, since_ns: int, where: Where | None) -> list[tuple[Tags, int]]:
-        """The tags of each series that has a sample at or after `since_ns`, and the newest one's time in ms."""
-        until_ms = time.time_ns() // MS + AHEAD_MS + 60_000
-        window_ms = until_ms - max(since_ns // MS, DAY_MS) + 1  # the server can't think of times before 1970
-        if window_ms <= 0:
-            return []
-        form = {
-            "query": f"tlast_over_time({self._selector(measurement, [MARK], where)}[{window_ms}ms])",
-            "time": _moment(until_ms),
-            "nocache": "1",
-        }
-        found = []
-        for series in self._ask("/api/v1/query", form)["result"]:
-            tags, _ = taken_apart(measurement, series["metric"])
-            if matches(tags, where):
-                found.append((tags, round(float(series["value"][1]) * 1000)))
-        if since_ns % MS and any(at_ms == since_ns // MS for _, at_ms in found):
-            late = {order(tags) for tags, _ in self._marked(measurement, since_ns, since_ns + MS, where)}
-            found = [(tags, at_ms) for tags, at_ms in found if at_ms != since_ns // MS or order(tags) in late]
-        return found
-
-    def _marked(
-        self, measurement: str, start_ns: int, end_ns: int, where: Where | None
-    ) -> Iterator[tuple[Tags, list[int]]]:
-        """The tags of each series and the times of its samples in ns."""
-        selector = self._selector(measurement, [MARK], where)
-        for labels, values, times in self._export(selector, start_ns // MS, (end_ns - 1) // MS):
-            tags, _ = taken_apart(measurement, labels)
-            marks = by_time(times, values, int)
-            inside = [t * MS + ns for t, ns in marks.items() if start_ns <= t * MS + ns < end_ns]
-            if inside and matches(tags, where):
-                yield tags, inside
-
-    def _marks(self, measurement: str, start_ns: int, end_ns: int, where: Where | None) -> list[int]:
-        return sorted(t for _, times in self._marked(measurement, start_ns, end_ns, where) for t in times)
-
-    def _selector(self, measurement: str, names: Iterable[str], where: Where | None) -> str:
-        """What at least the wanted series match, those just written among them; `matches` has the last word."""
-        self.server()
-        self._flush()
-        conditions = [f'__name__=~"{measurement}_({"|".join(names)})"', f"db={_quoted(self._address.db)}"]
-        conditions += [text for text in self._conditions(where) if text]
-        return "{" + ",".join(conditions) + "}"
-
-    def _conditions(self, where: Where | None) -> Iterator[str]:
-        """Each condition for the server, empty for one that it can't be told."""
-        for name, wanted in (where or {}).items():
-            values = [wanted] if isinstance(wanted, str) else list(wanted)
-            condition = ""
-            if _LABEL.fullmatch(name) is not None and name not in RESERVED:
-                if len(values) == 1:
-                    condition = f"{name}={_quoted(values[0])}"
-                elif values and "" not in values:
-                    condition = f"{name}=~{_quoted('|'.join(map(re.escape, values)))}"
-            yield condition if len(condition) <= _LONGEST_SELECTOR else ""
-
-    def _says_all(self, where: Where | None) -> bool:
-        return all(self._conditions(where))
-
-    def _read(
-        self, known: catalogue.Measurement, fields: Iterable[str], start_ms: int, end_ms: int, where: Where | None
-    ) -> dict[Key, Device]:
-        names = [MARK]
-        for name in fields:
-            names.append(name)
-            if known.fields[name].type is int:
-                names += [f"{name}_hi32", f"{name}_lo32"]
-        devices: dict[Key, Device] = {}
-        texts: dict[tuple[Key, str], dict[int, dict[str, str]]] = {}
-        for labels, values, times in self._export(self._selector(known.name, names, where), start_ms, end_ms):
-            tags, name = taken_apart(known.name, labels)
-            if not matches(tags, where):
-                continue
-            key = order(tags)
-            device = devices.get(key)
-            if device is None:
-                device = devices[key] = Device(tags)
-            if name == MARK:
-                device.marks = by_time(times, values, int)
-            elif name in known.fields and known.fields[name].type is str:
-                heard = texts.setdefault((key, name), {})
-                for at_ms in times:
-                    parts = heard.setdefault(at_ms, {})
-                    part = labels.get(PART, "")
-                    parts[part] = max(parts.get(part, ""), labels.get(TEXT, ""))
-            else:
-                kind = known.fields[name].type if name in known.fields else int
-                device.values[name] = by_time(times, values, kind)
-        for (key, name), heard in texts.items():
-            whole = {at_ms: joined(parts) for at_ms, parts in heard.items()}
-            devices[key].values[name] = {at_ms: text for at_ms, text in whole.items() if text is not None}
-        for device in devices.values():
-            join_halves(device)
-        return devices
-
-
-def _known(measurement: str) -> catalogue.Measurement:
-    known = catalogue.MEASUREMENTS.get(measurement)
-    if known is None:
-        raise ValueError(f"unknown measurement {measurement!r}")
-    return known
-
 
 def _reason(text: str) -> str:
     """What the server says, on one line."""
@@ -758,55 +527,3 @@ def _reason(text: str) -> str:
         text = str(json.loads(text)["error"])
     text = re.sub(r'^remoteAddr: "[^"]*"; requestURI: [^;]*; ', "", text)
     return " ".join(text.split())[:300]
-
-
-def _quoted(text: str) -> str:
-    """A string of MetricsQL, which has the escapes of Go; those of JSON are among them."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _moment(at_ms: int) -> str:
-    """A time as the server reads it: in floating seconds, cut to milliseconds; half of one more saves it from the one before."""
-    whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
-    return f"{whole:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03}5Z"
-
-
-def _windows(times: Iterable[int]) -> list[tuple[int, int]]:
-    """At most _WINDOWS spans that hold all times, parted where the gaps are largest."""
-    ordered = sorted(set(times))
-    if not ordered:
-        return []
-    gaps = sorted(
-        ((later - sooner, place) for place, (sooner, later) in enumerate(itertools.pairwise(ordered), 1)),
-        reverse=True,
-    )
-    cuts = sorted(place for gap, place in gaps[: _WINDOWS - 1] if gap > _NEAR_MS)
-    return [(ordered[start], ordered[end - 1]) for start, end in zip([0, *cuts], [*cuts, len(ordered)], strict=True)]
-
-
-def _drawn(points: Iterable[tuple[int, Any]], how: str, over: Buckets) -> dict[int, float]:
-    """bucket number -> mean, min, max, last or the joined bits of its values, from (time_ns, value) in time order."""
-    return {bucket: _DRAW[how](values) for bucket, values in _held(points, over).items()}
-
-
-def _held(points: Iterable[tuple[int, Any]], over: Buckets) -> dict[int, list[Any]]:
-    held: dict[int, list[Any]] = {}
-    for time_ns, value in points:
-        held.setdefault((time_ns - over.first_ns) // over.step_ns, []).append(value)
-    return held
-
-
-def _join_bits(masks: Iterable[int]) -> float:
-    joined = 0
-    for mask in masks:
-        joined |= mask
-    return float(joined)
-
-
-_DRAW: Mapping[str, Callable[[list[Any]], float]] = {
-    "mean": lambda values: math.fsum(values) / len(values),
-    "min": min,
-    "max": max,
-    "last": lambda values: values[-1],
-    "or": _join_bits,
-}

@@ -11,12 +11,13 @@ float and a millisecond can't hold:
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from telemetry.sample import Sample, Value
 
@@ -24,7 +25,8 @@ MS = 10**6
 EXACT = 2**53
 MARK = "sample_ns"
 TEXT, PART = "text_value", "text_part"
-RESERVED = ("__name__", "db", TEXT, PART)
+ROLLUP = "rollup"  # the server's own label of what it drew
+RESERVED = ("__name__", "db", TEXT, PART, ROLLUP)
 TEXT_PART_BYTES = 8000  # a label's value is cut at 16 KiB by the server
 MOST_LABELS = 24  # of 30, the server's limit, less ours; those beyond it would be dropped
 LONGEST_LABEL_BYTES = 16_000
@@ -46,8 +48,28 @@ class Device:
 
     def points(self, name: str, start_ns: int, end_ns: int) -> list[tuple[int, Any]]:
         """(time_ns, value) of one field, oldest first."""
-        found = [(self.time_ns(t), v) for t, v in self.values.get(name, {}).items() if t in self.marks]
+        marks = self.marks
+        found = [(t * MS + marks[t], v) for t, v in self.values.get(name, {}).items() if t in marks]
         return sorted(point for point in found if start_ns <= point[0] < end_ns)
+
+
+class Series(NamedTuple):
+    """What the labels of a series tell: the sample's tags, those as a key, its name, and what it holds of a text."""
+
+    tags: Tags
+    key: Key
+    name: str
+    text: str
+    part: str
+
+
+@lru_cache(maxsize=1 << 16)
+def identity(exported: str) -> Series:
+    """From the beginning of a series in an export, {"metric":{...}}. ValueError, KeyError and the like for anything else."""
+    labels = json.loads(exported)["metric"]
+    tags = {name: value for name, value in labels.items() if name not in RESERVED}
+    key = tuple(sorted(tags.items()))
+    return Series(tags, key, labels.get("__name__", ""), labels.get(TEXT, ""), labels.get(PART, ""))
 
 
 def taken_apart(measurement: str, labels: Mapping[str, str]) -> tuple[Tags, str]:
@@ -147,6 +169,8 @@ def joined(parts: Mapping[str, str]) -> str | None:
 
 def by_time(times: Sequence[int], values: Sequence[Any], type_: type[Any]) -> dict[int, Any]:
     """Value by time; of several at one time the largest, as the server's own deduplication has it."""
+    if len(times) == 1 and len(values) == 1:  # of an answer about one moment
+        return {} if values[0] is None else {times[0]: type_(values[0])}
     found = dict(zip(times, values, strict=True))
     if len(found) != len(times):
         for at_ms, value in zip(times, values, strict=True):
