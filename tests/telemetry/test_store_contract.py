@@ -243,6 +243,11 @@ def test_where_takes_a_value_any_of_several_and_an_absent_tag(store: Store) -> N
     assert found({"node": ["b", "c"], "gpu": ["1", ""]}) == [("b", "1"), ("c", "")]
     assert found({"node": []}) == []
     assert found({"node": "' OR 1=1 --"}) == []
+    for hostile in ("b\n", "b\x00", "\r", "\x1b[0m", "b\\"):
+        assert found({"node": hostile}) == found({"node": [hostile]}) == []
+        assert found({"node": ["b", hostile], "gpu": "1"}) == [("b", "1")]
+        assert store.range("gpu", ["util_pct"], start_ns=T0, end_ns=T0 + S, step_ns=S, where={"node": hostile}) == []
+        assert store.samples("gpu", start_ns=T0, end_ns=T0 + S, where={"node": hostile}) == []
 
 
 def test_samples_are_oldest_first_within_the_half_open_range_and_limit_keeps_the_newest(store: Store) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from telemetry.sample import Sample
 from telemetry.store import StoreDown, StoreError, open_existing, open_store, public_url
-from telemetry.store.influxdb import InfluxStore, parse
+from telemetry.store.influxdb import InfluxStore
+from telemetry.store.influxdb_http import parse
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def test_samples_survive_a_kill_of_the_server_and_writing_goes_on(own_influxd: C
 def test_a_server_with_passwords_names_a_wrong_one_and_serves_a_right_one(own_influxd: Callable[..., Influxd]) -> None:
     server = own_influxd(auth=True)
     admin = InfluxStore(f"influxdb://admin:right@{server.address}/fleet")
-    admin._call("POST", "/query", {"q": "CREATE USER admin WITH PASSWORD 'right' WITH ALL PRIVILEGES"})
-    admin._call("POST", "/query", {"q": "CREATE USER guest WITH PASSWORD 'g'"})
+    admin.server.call("POST", "/query", {"q": "CREATE USER admin WITH PASSWORD 'right' WITH ALL PRIVILEGES"})
+    admin.server.call("POST", "/query", {"q": "CREATE USER guest WITH PASSWORD 'g'"})
     assert admin.write([host(0)]) == []
     assert len(admin.samples("host", start_ns=T0, end_ns=T0 + S)) == 1
     for user, remedy in (("admin:wrong", "password"), ("guest:g", "grant")):
@@ -99,7 +100,7 @@ def test_a_server_with_passwords_names_a_wrong_one_and_serves_a_right_one(own_in
         assert not isinstance(caught.value, StoreDown)
         assert "\n" not in str(caught.value) and "wrong" not in str(caught.value)
         store.close()
-    admin._call("POST", "/query", {"q": 'GRANT ALL ON "fleet" TO "guest"'})
+    admin.server.call("POST", "/query", {"q": 'GRANT ALL ON "fleet" TO "guest"'})
     guest = open_store(f"influxdb://guest:g@{server.address}/fleet")  # may not create databases, and need not
     assert guest.write([host(2)]) == []
     assert len(guest.samples("host", start_ns=T0, end_ns=T0 + 9 * S)) == 2
@@ -117,7 +118,7 @@ def test_reading_rolling_up_and_pruning_make_no_database(influxd: Influxd) -> No
     assert not store.rollup(T0 + 3600 * S)
     assert store.prune({"*": T0}) == store.prune({"*": T0}, MINUTE_NS) == 0
     assert store.survey().newest_ns is None
-    assert store._address.database not in store._call("GET", "/query", {"q": "SHOW DATABASES"})[0]
+    assert store.server.address.database not in store.server.call("GET", "/query", {"q": "SHOW DATABASES"})[0]
     store.prepare()
     store.prepare()
     assert store.exists() and not store.samples("host", start_ns=T0, end_ns=T0 + S)
@@ -128,9 +129,9 @@ def test_reading_rolling_up_and_pruning_make_no_database(influxd: Influxd) -> No
 def test_a_database_that_vanishes_is_made_again(influxd: Influxd) -> None:
     store = InfluxStore(influxd.new_url())
     store.write([host(0)])
-    store._call("POST", "/query", {"q": f'DROP DATABASE "{store._address.database}"'})
+    store.server.call("POST", "/query", {"q": f'DROP DATABASE "{store.server.address.database}"'})
     assert store.samples("host", start_ns=T0, end_ns=T0 + S) == []
-    store._call("POST", "/query", {"q": f'DROP DATABASE "{store._address.database}"'})
+    store.server.call("POST", "/query", {"q": f'DROP DATABASE "{store.server.address.database}"'})
     assert store.write([host(1)]) == []
     assert store.samples("host", start_ns=T0, end_ns=T0 + 9 * S) == [host(1)]
     store.close()
@@ -140,17 +141,17 @@ def test_a_database_that_vanishes_is_made_again(influxd: Influxd) -> None:
 def test_a_field_of_another_type_is_refused_alone_and_the_rest_of_5000_samples_stored(influxd: Influxd) -> None:
     store = InfluxStore(influxd.new_url())
     store.write([host(0)])  # makes the database
-    store._call(
-        "POST", "/write", {"db": store._address.database}, body=gzip.compress(b'host,node=old load1="text" 1\n')
+    store.server.call(
+        "POST", "/write", {"db": store.server.address.database}, body=gzip.compress(b'host,node=old load1="text" 1\n')
     )
     batch = [
         Sample("host", {"node": f"n{i}"}, {"load1": 1.0, "cpu_pct": float(i)}, T0 + 86400 * 7 * S) for i in range(5000)
     ]
     # the type of a field belongs to a shard, so put one of the other type into the shard of the batch
-    store._call(
+    store.server.call(
         "POST",
         "/write",
-        {"db": store._address.database},
+        {"db": store.server.address.database},
         body=gzip.compress(f"host,node=odd mem_used_pct=1i {T0 + 86400 * 7 * S}\n".encode()),
     )
     batch[1234] = Sample("host", {"node": "bad"}, {"mem_used_pct": 3.5, "cpu_pct": 1.0}, T0 + 86400 * 7 * S)
@@ -183,7 +184,7 @@ def test_a_condition_of_a_thousand_values_is_asked_in_one_go(influxd: Influxd) -
 
 
 def asked(store: InfluxStore, query: str) -> list[list[object]]:
-    return [row for series in store._query(query) for row in series["values"]]
+    return [row for series in store.server.query(query) for row in series["values"]]
 
 
 @pytest.mark.server
@@ -204,7 +205,7 @@ def test_samples_from_before_the_first_rollup_are_read_as_they_are(influxd: Infl
     store = InfluxStore(influxd.new_url())
     store._post([host(0)])
     old = gzip.compress(f"host,node=n1 load1=3 {T0 + 30 * S}\n".encode())  # by a version that left no marks
-    store._call("POST", "/write", {"db": store._address.database}, body=old)
+    store.server.call("POST", "/write", {"db": store.server.address.database}, body=old)
     since = T0 + 1000 * S
     store.rollup(since)
     store.write([host(2000, load=8.0)])
@@ -320,7 +321,7 @@ def test_2x_and_3x_are_written_by_bucket_and_read_by_influxql(contract: Contract
     assert store.samples("host", start_ns=T0, end_ns=T0 + S) == [host(0)]
     _, write, read = contract.asked
     assert write[:2] == ("POST", "/api/v2/write") and write[2] == {"bucket": ["fleet"], "org": ["ops"]}
-    assert write[3] == f"host,node=n1 load1=1.0 {T0}\n" and write[4] == "Token t0k"
+    assert write[3] == f"host,node=n1 load1=1.0,sample_fields=1i {T0}\n" and write[4] == "Token t0k"
     assert read[:2] == ("GET", "/query") and read[2]["db"] == ["fleet"] and read[2]["epoch"] == ["ns"]
     with pytest.raises(StoreError, match="retention"):
         contract.answer = {"results": [{"series": [{"columns": ["time", "count_load1"], "values": [[0, 4]]}]}]}

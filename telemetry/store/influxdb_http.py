@@ -1,0 +1,281 @@
+"""An InfluxDB server over HTTP: its address and how to be let in, its generation found out by asking, what its refusals mean."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from influxdb_client import InfluxDBClient
+from influxdb_client.rest import ApiException
+from urllib3.exceptions import HTTPError
+from urllib3.util import make_headers
+
+from telemetry.store.influxql import identifier, results
+from telemetry.store.interface import StoreDown, StoreError
+
+DEFAULT_PORT = 8086
+TIMEOUT_MS = (3_000, 20_000)  # to connect, to answer
+_LONG_QUERY = 4000
+TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server is and how to be let in; made from influxdb://[user:password@]host[:port]/database[?options]."""
+
+    base: str  # http://host:port/prefix
+    shown: str  # the URL without secrets, for messages
+    database: str
+    org: str = ""
+    verify_tls: bool = True
+    ca_file: str | None = None
+    authorization: str = dataclass_field(default="", repr=False)
+
+
+def parse(url: str) -> Address:
+    """StoreError names what is missing. Options: org, token, token_file, ca_file, verify=0; influxdbs:// means TLS."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    try:
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        raise StoreError(f"store {parts.hostname}: the port is not a number") from None
+    prefix, _, database = parts.path.rpartition("/")
+    database = unquote(database)
+    host = parts.hostname or ""
+    shown = f"{parts.scheme}://{host}:{port}{prefix}/{database}"
+    if not host or not database:
+        raise StoreError(f"store {shown}: needs influxdb://host:{port}/database")
+    unknown = set(options) - {"org", "token", "token_file", "ca_file", "verify"}
+    if unknown:
+        raise StoreError(
+            f"store {shown}: unknown option {', '.join(sorted(unknown))}; known are org, token, token_file, ca_file, verify"
+        )
+    token = options.get("token") or os.environ.get(TOKEN_VARIABLE, "")
+    if "token_file" in options:
+        try:
+            token = Path(options["token_file"]).read_text("utf-8").strip()
+        except OSError as error:
+            raise StoreError(f"store {shown}: token_file {options['token_file']}: {error.strerror}") from None
+    authorization = f"Token {token}" if token else ""
+    if parts.username:
+        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = make_headers(basic_auth=credentials)["authorization"]
+    scheme = "https" if parts.scheme == "influxdbs" else "http"
+    name = f"[{host}]" if ":" in host else host
+    return Address(
+        f"{scheme}://{name}:{port}{prefix}",
+        shown,
+        database,
+        options.get("org", ""),
+        options.get("verify", "1") not in ("0", "false", "no"),
+        options.get("ca_file"),
+        authorization,
+    )
+
+
+class Refused(Exception):
+    """The server refused a batch for what is in it (400, 413, 422); the message is the server's."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class InfluxServer:
+    """One database of a server. Nothing is asked before the first call. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        self.address = parse(url)
+        self.url = self.address.shown
+        self._client: InfluxDBClient | None = InfluxDBClient(
+            self.address.base,
+            token="",
+            timeout=TIMEOUT_MS,
+            verify_ssl=self.address.verify_tls,
+            ssl_ca_cert=self.address.ca_file,
+            retries=False,
+        )
+        self._version: tuple[int, int] | None = None
+        self._is_there = False  # the database of a 1.x server was seen
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        body: bytes | None = None,
+        form: Mapping[str, str] | None = None,
+    ) -> tuple[str, Mapping[str, str]]:
+        """(text, headers) of a 2xx answer; everything else is StoreDown, StoreError or Refused."""
+        client = self._client
+        if client is None:
+            raise StoreError(f"store {self.url}: is closed")
+        headers = {"Accept": "application/json"}
+        if self.address.authorization:
+            headers["Authorization"] = self.address.authorization
+        if body is not None:
+            headers |= {"Content-Type": "text/plain; charset=utf-8", "Content-Encoding": "gzip"}
+        if form is not None:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        try:
+            # not preloaded: the library then hands over the response itself, which no other thread can replace
+            response = client.api_client.call_api(
+                path,
+                method,
+                query_params=dict(query),
+                header_params=headers,
+                body=body,
+                post_params=dict(form) if form is not None else None,
+                _preload_content=False,
+                _return_http_data_only=True,
+            )
+            return response.data.decode("utf-8", "replace"), response.headers
+        except ApiException as error:
+            raise self._as_store_error(error) from None
+        except (HTTPError, OSError) as error:
+            why = str(getattr(error, "reason", None) or error).split(": ", 1)[-1]
+            raise StoreDown(
+                f"store {self.url}: no answer from {self.address.base} ({why}); is the server running?"
+            ) from None
+
+    def _as_store_error(self, error: ApiException) -> Exception:
+        where = f"store {self.url}"
+        if error.status in (0, None):
+            return StoreError(
+                f"{where}: TLS failed ({' '.join(str(error.reason).split())}); check the certificate, or name its ca_file"
+            )
+        reason = _reason(error)
+        if error.status == 401:
+            return StoreError(
+                f"{where}: the server refuses the credentials ({reason}); check the user and password, or the token"
+            )
+        if error.status == 403:
+            return StoreError(
+                f"{where}: the credentials do not allow this ({reason}); grant read and write on {self.address.database}"
+            )
+        if error.status == 404:
+            return StoreError(f"{where}: not found ({reason}); create {self.address.database!r}, or check the name")
+        if error.status in (400, 413, 422):
+            return Refused(error.status, reason)
+        after = (error.headers or {}).get("Retry-After")
+        wait = f"; asked to wait {after} s" if after else ""
+        return StoreDown(f"{where}: HTTP {error.status} ({reason}){wait}", after)
+
+    def generation(self) -> int:
+        """1, 2 or 3; asked once. StoreError for a server that is no InfluxDB."""
+        version = self._version  # another thread may void it meanwhile
+        if version is None:
+            try:
+                _, headers = self.call("GET", "/ping", {})
+            except Refused as refused:
+                raise StoreError(f"store {self.url}: is no InfluxDB ({refused.reason})") from None
+            told = next((v for k, v in headers.items() if k.lower() == "x-influxdb-version"), "")
+            found = re.match(r"v?(\d+)\.(\d+)", told)
+            if found is None:
+                raise StoreError(
+                    f"store {self.url}: the server does not say that it is an InfluxDB; check host and port, or the kind of store"
+                )
+            version = self._version = int(found[1]), int(found[2])
+        return version[0]
+
+    def version(self) -> str:
+        self.generation()
+        return ".".join(map(str, self._version or ()))
+
+    def exists(self) -> bool:
+        if self.generation() != 1:
+            self.query("SHOW MEASUREMENTS LIMIT 1")  # says itself what to do about a missing bucket
+            return True
+        if not self._is_there:
+            self._is_there = bool(self.query(f"SHOW RETENTION POLICIES ON {identifier(self.address.database)}"))
+        return self._is_there
+
+    def prepare(self) -> None:
+        if not self.exists():
+            self._create_database()
+
+    def _create_database(self) -> None:
+        """On 1.x, for who is about to write: creating one that exists is no error."""
+        name = self.address.database
+        try:
+            text, _ = self.call("POST", "/query", {"q": f"CREATE DATABASE {identifier(name)}"})
+            results(text)
+        except (Refused, ValueError) as refused:
+            raise StoreError(f"store {self.url}: can't create the database ({refused})") from None
+        except StoreError as error:
+            if "do not allow" not in str(error):
+                raise
+            raise StoreError(
+                f"store {self.url}: there is no database {name!r}, and these credentials may not create it; let an administrator create it"
+            ) from None
+
+    def query(self, query: str) -> list[dict[str, Any]]:
+        """The series of one InfluxQL statement, times in ns."""
+        generation = self.generation()
+        parameters = {"db": self.address.database, "epoch": "ns"}
+        if generation == 2 and self.address.org:
+            parameters["org"] = self.address.org
+        try:
+            if len(query) > _LONG_QUERY or not query.startswith(("SELECT", "SHOW")):
+                text, _ = self.call("POST", "/query", parameters, form={"q": query})
+            else:
+                text, _ = self.call("GET", "/query", {**parameters, "q": query})
+            return results(text)
+        except (Refused, ValueError) as error:
+            reason = str(error)
+            if "database not found" in reason or "retention policy not found" in reason:
+                if generation == 1:
+                    self._is_there = False
+                    return []  # reading is no reason to make it
+                raise StoreError(
+                    f"store {self.url}: bucket {self.address.database!r} can't be read with InfluxQL; create it, or its DBRP mapping"
+                ) from None
+            raise StoreError(f"store {self.url}: {reason}") from None
+
+    def write(self, lines: str, policy: str = "") -> None:
+        """One batch of line protocol, into a retention policy of 1.x if one is named; a database that isn't there is made first."""
+        try:
+            self._write(lines, policy)
+        except StoreError as error:
+            if "database not found" not in str(error) or self.generation() != 1:
+                raise
+            self._create_database()
+            self._write(lines, policy)
+
+    def _write(self, lines: str, policy: str) -> None:
+        if self.generation() == 1:
+            path, query = "/write", {"db": self.address.database} | ({"rp": policy} if policy else {})
+        else:
+            path, query = "/api/v2/write", {"bucket": self.address.database}
+            if self.address.org:
+                query["org"] = self.address.org
+        self.call("POST", path, query, body=gzip.compress(lines.encode("utf-8"), compresslevel=1, mtime=0))
+
+
+def _reason(error: ApiException) -> str:
+    """What the server says, on one line."""
+    text = error.body or error.reason or ""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    try:
+        plain = json.loads(text)
+        text = plain.get("error") or plain.get("message") or text
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(str(text).split())[:300]

@@ -1,0 +1,256 @@
+"""Ranges and spreads from InfluxDB: drawn by the server from raw samples, or from rollups where they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+
+from telemetry import catalogue
+from telemetry.catalogue import Kind
+from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
+from telemetry.store.influxdb_http import InfluxServer
+from telemetry.store.influxdb_rollup import FLEET, InfluxRollups, runs
+from telemetry.store.influxql import condition, conditions, identifier, impossible, tags_of
+from telemetry.store.interface import Column, Spread, Where
+from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Gauge, answers, drawn, level_ns, reduced, spreads
+
+_Key = tuple[tuple[str, str], ...]
+_Cells = dict[str, dict[_Key, list[tuple[int, Cell]]]]
+
+
+class InfluxRanges:
+    def __init__(self, server: InfluxServer, rollups: InfluxRollups) -> None:
+        self._server = server
+        self._query = server.query
+        self._rollups = rollups
+
+    def range(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        aggregate: str = "auto",
+        where: Where | None = None,
+    ) -> list[Column]:
+        chosen = aggregates(measurement, fields, aggregate)
+        over = buckets(start_ns, end_ns, step_ns)
+        columns = Columns(over, fields)
+        if over.count and not impossible(where):
+            kept = {name: how for name, how in chosen.items() if answers(measurement, name, how)}
+            before = self._raw_part(over) if kept else over
+            self._range_raw(
+                measurement, {name: chosen[name] for name in chosen if name not in kept}, over, where, columns
+            )
+            self._range_raw(measurement, kept, before, where, columns)
+            if before.count < over.count and kept:
+                self._range_cells(measurement, kept, before.end_ns, over, where, columns)
+        return columns.answer()
+
+    def _raw_part(self, over: Buckets) -> Buckets:
+        """The first buckets, from before the rollups began; all of them when the step is not of whole minutes."""
+        if not level_ns(over.step_ns) or self._server.generation() != 1:
+            return over
+        since_ns = self._rollups.since_ns()
+        if since_ns is None:
+            return over
+        count = -(-(since_ns + over.lookback_ns - over.first_ns) // over.step_ns)
+        return Buckets(over.first_ns, over.step_ns, min(max(count, 0), over.count))
+
+    def _range_raw(
+        self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
+    ) -> None:
+        if not over.count:
+            return
+        plain = {name: how for name, how in chosen.items() if how in ("mean", "min", "max", "last")}
+        self._range_plain(measurement, plain, over, where, columns)
+        for name, how in chosen.items():
+            if how == "or":
+                self._range_or(measurement, name, over, where, columns)
+            elif how == "rate":
+                self._range_rate(measurement, name, over, where, columns)
+
+    def _range_cells(
+        self,
+        measurement: str,
+        chosen: Mapping[str, str],
+        from_ns: int,
+        over: Buckets,
+        where: Where | None,
+        columns: Columns,
+    ) -> None:
+        level = level_ns(over.step_ns)
+        fields = [catalogue.field(measurement, name) for name in chosen]
+        first_ns = from_ns - (over.lookback_ns if "rate" in chosen.values() else 0)
+        found, tags = self._gather(measurement, fields, where, (first_ns // level * level, over.end_ns), level)
+        for name, of_series in found.items():
+            for key, cells in of_series.items():
+                for bucket, value in drawn(chosen[name], sorted(cells, key=itemgetter(0)), over).items():
+                    if over.first_ns + bucket * over.step_ns >= from_ns:
+                        columns.put(tags[key], name, bucket, value)
+
+    def _gather(
+        self,
+        measurement: str,
+        fields: Sequence[catalogue.Field],
+        where: Where | None,
+        span: tuple[int, int],
+        level: int,
+    ) -> tuple[_Cells, dict[_Key, Mapping[str, str]]]:
+        """Cells of each series, where nothing is open; of open minutes from raw samples."""
+        found: _Cells = {}
+        tags_of: dict[_Key, Mapping[str, str]] = {}
+
+        def add(tags: Mapping[str, str], start_ns: int, cells: Mapping[str, Cell]) -> None:
+            key = order(tags)
+            tags_of[key] = tags
+            for name, cell in cells.items():
+                found.setdefault(name, {}).setdefault(key, []).append((start_ns, cell))
+
+        node_only = {"node": where["node"]} if where and "node" in where else None
+        nodes = "".join(f" AND {condition}" for condition in conditions(node_only))
+        rest = "".join(f" AND {condition}" for condition in conditions(where))
+        is_open = {(mark.node, mark.start_ns) for mark in self._rollups.open("minute", *span, nodes)}
+        minutes = [span]
+        stale: set[tuple[str, int]] = set()
+        if level == QUARTER_NS:
+            stale = {(node, start_ns // QUARTER_NS * QUARTER_NS) for node, start_ns in is_open}
+            stale |= {(mark.node, mark.start_ns) for mark in self._rollups.open("quarter", *span, nodes)}
+            for tags, start_ns, _, cells in self._rollups.cells(level, measurement, fields, condition(span) + rest):
+                if (tags.get("node", ""), start_ns) not in stale:
+                    add(tags, start_ns, cells)
+            minutes = runs([start_ns for _, start_ns in stale], QUARTER_NS)
+        for part in minutes:
+            for tags, start_ns, _, cells in self._rollups.cells(MINUTE_NS, measurement, fields, condition(part) + rest):
+                node = tags.get("node", "")
+                current = level == MINUTE_NS or (node, start_ns // QUARTER_NS * QUARTER_NS) in stale
+                if current and (node, start_ns) not in is_open:
+                    add(tags, start_ns, cells)
+        for part in runs([start_ns for _, start_ns in is_open], MINUTE_NS):
+            for field in fields:
+                for tags, start_ns, cell in self._raw_cells(measurement, field, condition(part) + rest):
+                    if (tags.get("node", ""), start_ns) in is_open:
+                        add(tags, start_ns, {field.name: cell})
+        return found, tags_of
+
+    def _raw_cells(
+        self, measurement: str, field: catalogue.Field, clause: str
+    ) -> Iterator[tuple[Mapping[str, str], int, Cell]]:
+        """Cells of minutes made from raw samples now, by the server where it can."""
+        name, source = identifier(field.name), identifier(measurement)
+        by_minute = f"FROM {source} WHERE {clause} GROUP BY time({MINUTE_NS}ns), * fill(none)"
+        if field.kind is Kind.GAUGE:
+            select = f"SELECT count({name}), mean({name}), min({name}), max({name}) {by_minute}"
+            for series in self._query(select):
+                for start_ns, *parts in series["values"]:
+                    yield tags_of(series), start_ns, Gauge(*parts)
+            return
+        for series in self._query(f"SELECT {name} FROM {source} WHERE {clause} GROUP BY *"):
+            for start_ns, rows in groupby(series["values"], key=lambda row: row[0] // MINUTE_NS * MINUTE_NS):
+                times, values = zip(*rows, strict=True)
+                yield tags_of(series), start_ns, reduced(field.kind, times, [field.type(value) for value in values])
+
+    def spread(
+        self,
+        measurement: str,
+        fields: Sequence[str],
+        *,
+        start_ns: int,
+        end_ns: int,
+        step_ns: int,
+        where: Where | None = None,
+    ) -> list[Spread]:
+        wanted = gauges(measurement, fields)
+        over = buckets(start_ns, end_ns, step_ns)
+        cells: dict[str, list[tuple[int, Cell]]] = {field.name: [] for field in wanted}
+        if not over.count or impossible(where):
+            return []
+        before = self._raw_part(over)
+        for field in wanted if before.count else ():
+            name = identifier(field.name)
+            for series in self._query(
+                f"SELECT count({name}), mean({name}), min({name}), max({name}) FROM {identifier(measurement)} "
+                f"WHERE {condition((before.first_ns, before.end_ns), where)} GROUP BY time({over.step_ns}ns) fill(none)"
+            ):
+                cells[field.name] += [(time_ns, Gauge(*parts)) for time_ns, *parts in series["values"]]
+        if before.count < over.count:
+            span = before.end_ns, over.end_ns
+            if where:
+                found, _ = self._gather(measurement, wanted, where, span, level_ns(step_ns))
+                for field_name, of_series in found.items():
+                    cells[field_name] += [cell for several in of_series.values() for cell in several]
+            else:
+                self._add_fleet(cells, measurement, wanted, span, level_ns(step_ns))
+        return spreads(cells, over)
+
+    def _add_fleet(
+        self,
+        cells: Mapping[str, list[tuple[int, Cell]]],
+        measurement: str,
+        fields: Sequence[catalogue.Field],
+        span: tuple[int, int],
+        level: int,
+    ) -> None:
+        """Cells of all series together, where nothing is open; of open minutes those of each series."""
+        name = FLEET + measurement
+        is_open = {mark.start_ns for mark in self._rollups.open("fleet", *span)}
+        minutes = [span]
+        stale: set[int] = set()
+        if level == QUARTER_NS:
+            stale = {start_ns // QUARTER_NS * QUARTER_NS for start_ns in is_open}
+            stale |= {mark.start_ns for mark in self._rollups.open("fleet_quarter", *span)}
+            for _, start_ns, _, row in self._rollups.cells(level, name, fields, condition(span)):
+                if start_ns not in stale:
+                    for field, cell in row.items():
+                        cells[field].append((start_ns, cell))
+            minutes = runs(stale, QUARTER_NS)
+        for part in minutes:
+            for _, start_ns, _, row in self._rollups.cells(MINUTE_NS, name, fields, condition(part)):
+                if start_ns not in is_open and (level == MINUTE_NS or start_ns // QUARTER_NS * QUARTER_NS in stale):
+                    for field, cell in row.items():
+                        cells[field].append((start_ns, cell))
+        for part in runs(is_open, MINUTE_NS):
+            found, _ = self._gather(measurement, fields, None, part, MINUTE_NS)
+            for field, of_series in found.items():
+                cells[field] += [timed for several in of_series.values() for timed in several if timed[0] in is_open]
+
+    def _range_plain(
+        self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
+    ) -> None:
+        if not chosen:
+            return
+        select = ", ".join(f"{how}({identifier(name)}) AS {identifier(name)}" for name, how in chosen.items())
+        for series in self._query(
+            f"SELECT {select} FROM {identifier(measurement)} WHERE {condition((over.first_ns, over.end_ns), where)} "
+            f"GROUP BY time({over.step_ns}ns), * fill(none)"
+        ):
+            tags = tags_of(series)
+            places = [(place, name) for place, name in enumerate(series["columns"]) if name in chosen]
+            for row in series["values"]:
+                bucket = (row[0] - over.first_ns) // over.step_ns
+                for place, name in places:
+                    if row[place] is not None:
+                        columns.put(tags, name, bucket, row[place])
+
+    def _range_or(self, measurement: str, name: str, over: Buckets, where: Where | None, columns: Columns) -> None:
+        for series in self._query(
+            f"SELECT distinct({identifier(name)}) FROM {identifier(measurement)} WHERE {condition((over.first_ns, over.end_ns), where)} "
+            f"GROUP BY time({over.step_ns}ns), * fill(none)"
+        ):
+            joined: dict[int, int] = {}
+            for time_ns, mask in series["values"]:
+                if mask is not None:
+                    joined[time_ns] = joined.get(time_ns, 0) | int(mask)
+            for time_ns, mask in joined.items():
+                columns.put(tags_of(series), name, (time_ns - over.first_ns) // over.step_ns, mask)
+
+    def _range_rate(self, measurement: str, name: str, over: Buckets, where: Where | None, columns: Columns) -> None:
+        for series in self._query(
+            f"SELECT {identifier(name)} FROM {identifier(measurement)} "
+            f"WHERE {condition((over.first_ns - over.lookback_ns, over.end_ns), where)} GROUP BY *"
+        ):
+            for bucket, rate in rates(((row[0], row[1]) for row in series["values"]), over).items():
+                columns.put(tags_of(series), name, bucket, rate)
