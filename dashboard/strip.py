@@ -15,6 +15,7 @@ from dashboard.selection import SECOND_NS
 from dashboard.units import duration, moment_near, number
 from dashboard.view import View
 from rules.verdict import Diagnosis, Fix, Line
+from rules.verdict_record import TEXT_AT_MOST_EVERY_S
 from telemetry.messages import say
 from telemetry.sample import Sample
 
@@ -98,7 +99,7 @@ def strip_of(view: View, stale_s: float) -> Strip | None:
         return Strip(
             "unknown", say("dashboard.strip.learning", language), say("dashboard.strip.waiting_text", language)
         )
-    return _judged(view, view.diagnosis)
+    return _judged(view, view.diagnosis, pair.judged)
 
 
 def _down(view: View, pair: PairNow) -> Strip:
@@ -116,10 +117,12 @@ def _down(view: View, pair: PairNow) -> Strip:
     return Strip("warning", badge, text, headline)
 
 
-def _judged(view: View, diagnosis: Diagnosis) -> Strip:
+def _judged(view: View, diagnosis: Diagnosis, newest: Sample | None) -> Strip:
+    """`newest` is the last verdict: while nothing new is to be said it comes without a text."""
     language = view.selection.language
     headline = said(diagnosis.headline, language)
-    silent_s = (view.now_ns - diagnosis.at_ns) / SECOND_NS
+    spoke_ns = diagnosis.at_ns if newest is None else max(diagnosis.at_ns, newest.time_ns)
+    silent_s = (view.now_ns - spoke_ns) / SECOND_NS
     if silent_s > VERDICT_STALE_S:
         text = say("dashboard.strip.silent_text", language, age=duration(silent_s, language), headline=headline)
         return Strip("unknown", say("dashboard.strip.silent", language), text)
@@ -197,7 +200,8 @@ def strip(view: View, stale_s: float) -> Any:
     if words is None or pair is None:
         return []
     language, offset_s = view.selection.language, view.selection.offset_s
-    who = " · ".join(part for part in (pair.key.node, pair.key.engine, _since(words, view, offset_s)) if part)
+    said_at = _judged_at(view, view.diagnosis) if words.judged and _is_old(view) else ""
+    who = " · ".join(part for part in (pair.key.node, pair.key.engine, _since(words, view, offset_s), said_at) if part)
     right = [_pair_numbers(view, pair, view.diagnosis if words.judged else None)]
     if words.confidence is not None:
         text = say("dashboard.strip.confidence", language, confidence=words.confidence)
@@ -247,6 +251,11 @@ def _pair_numbers(view: View, pair: PairNow, judged: Diagnosis | None) -> Any:
         className="yields",
         title=_judged_at(view, judged),
     )
+
+
+def _is_old(view: View) -> bool:
+    """Whether the sentence was written so long ago that its moment must be told."""
+    return view.diagnosis is not None and view.now_ns - view.diagnosis.at_ns > TEXT_AT_MOST_EVERY_S * SECOND_NS
 
 
 def _judged_at(view: View, judged: Diagnosis | None) -> str:

@@ -14,7 +14,12 @@ from dashboard.history_reader import HistoryReader
 from dashboard.selection import PairKey, Selection, Window
 from dashboard.settings import DashboardSettings
 from rules.verdict import Diagnosis, from_sample
+from rules.verdict_record import text_of
+from telemetry.sample import Sample
 from telemetry.store import Store, StoreError
+
+KEPT_TEXTS = 64
+"""Pairs that somebody looks at; one that is forgotten is read again."""
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
@@ -82,6 +87,7 @@ class Viewer:
         ttl_s = 0.8 * settings.refresh_s  # a viewer that looks each refresh_s finds something new each time
         self._fleets: Fresh[None, tuple[Fleet | None, str]] = Fresh(ttl_s, 1, clock)
         self._histories: Fresh[Hashable, tuple[History | None, str]] = Fresh(ttl_s, 32, clock)
+        self._texts: dict[PairKey, tuple[int, Sample | None]] = {}  # time of the verdict that it is the text of
         self._last_fleet: Fleet | None = None
 
     def look(self, selection: Selection) -> View:
@@ -99,7 +105,8 @@ class Viewer:
         history, trouble = self._histories.get(
             (pair.key, pair.gpus, span), lambda: self._read_history(chosen, selection.window(self._now_ns()))
         )
-        diagnosis, unreadable = _diagnosis(pair)
+        told, unwell = self._text(pair)
+        diagnosis, unreadable = _diagnosis(told)
         return View(
             now_ns,
             selection,
@@ -109,7 +116,7 @@ class Viewer:
             history,
             diagnosis,
             unreadable,
-            problem or trouble,
+            problem or trouble or unwell,
         )
 
     def trouble(self) -> str:
@@ -132,6 +139,23 @@ class Viewer:
         except StoreError as error:
             return self._reader.kept(pair, window), str(error)
 
+    def _text(self, pair: PairNow) -> tuple[Sample | None, str]:
+        """The newest verdict with words in it, asked for when there is a new verdict; while the store is away, the last known."""
+        if pair.judged is None:
+            return None, ""
+        at_ns, told = self._texts.get(pair.key, (0, None))
+        if at_ns == pair.judged.time_ns:
+            return told, ""
+        try:
+            told = text_of(self._store, pair.judged)
+        except StoreError as error:
+            return told, str(error)
+        self._texts.pop(pair.key, None)
+        self._texts[pair.key] = pair.judged.time_ns, told
+        while len(self._texts) > KEPT_TEXTS:
+            self._texts.pop(next(iter(self._texts)), None)
+        return told, ""
+
 
 def first_pair(fleet: Fleet) -> PairNow | None:
     """Whom to show a viewer who names nobody: the worst real pair, else the worst; a silent one last."""
@@ -153,10 +177,11 @@ def named_pair(fleet: Fleet, key: PairKey) -> PairNow | None:
     return next((pair for pair in fleet.worst_first() if pair.key.node == key.node), None)
 
 
-def _diagnosis(pair: PairNow) -> tuple[Diagnosis | None, bool]:
-    if pair.judged is None:
+def _diagnosis(told: Sample | None) -> tuple[Diagnosis | None, bool]:
+    """What a verdict's text says, and whether it can't be read."""
+    if told is None:
         return None, False
     try:
-        return from_sample(pair.judged), False
+        return from_sample(told), False
     except ValueError:
         return None, True

@@ -16,7 +16,8 @@ from rules.observation.reader import BACK_S
 from rules.pair import pairs_of
 from rules.statefile import put_aside, read_state, write_state
 from rules.triage import JudgeSettings, Triage
-from rules.verdict import Diagnosis, to_sample
+from rules.verdict import Diagnosis
+from rules.verdict_record import VerdictRecord
 from rules.webhook import Message, Outbox, Sender, WebhookError
 from rules.window import KEPT, SECOND
 from telemetry.process import notify, stop_event
@@ -30,7 +31,7 @@ READ = (*KEPT, "event")
 OVERLAP_S = 10.0  # samples that reach the store this late are still read in the next turn
 LEARN_FROM_S = 1800.0  # history walked for a node that nothing is known of
 LEARN_STEP_S = 10.0
-VERDICT_EVERY_S = 30.0
+UNWRITTEN_SAMPLES = 5000
 BASELINE_EVERY_S = 60.0
 FORGET_BASELINE_S = 30 * 86_400.0
 CLOCK_STEP_S = 30.0
@@ -79,6 +80,15 @@ def run(settings: TriageSettings) -> int:
     return 0
 
 
+def _most_needed(samples: Sequence[Sample]) -> list[Sample]:
+    """What is kept of more than can be: a verdict's text and an alert are written once, a pair every few seconds."""
+    if len(samples) <= UNWRITTEN_SAMPLES:
+        return list(samples)
+    rare = [sample for sample in samples if sample.measurement != "pair"][-UNWRITTEN_SAMPLES:]
+    pairs = [sample for sample in samples if sample.measurement == "pair"]
+    return [*pairs[len(pairs) - min(len(pairs), UNWRITTEN_SAMPLES - len(rare)) :], *rare]
+
+
 class Service:
     """One turn at a time, with the clocks passed in. Holds everything that outlives a turn."""
 
@@ -100,7 +110,7 @@ class Service:
         self._last_s: float | None = None
         self._saved_s = 0.0
         self._nodes: set[str] = set()
-        self._written: dict[str, tuple[int, object]] = {}
+        self._record = VerdictRecord()
         self._unwritten: list[Sample] = []
         self._untold: list[Message] = []
         self._down_logged_s = float("-inf")
@@ -125,7 +135,11 @@ class Service:
         self.diagnoses = self.triage.evaluate(at_ns)
         elapsed_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        written = [*self._pair_samples(at_ns), *self._verdict_samples(at_ns), *self._alert(at_ns, now_s, elapsed_s)]
+        written = [
+            *self._pair_samples(at_ns),
+            *self._record.samples(self.diagnoses),
+            *self._alert(at_ns, now_s, elapsed_s),
+        ]
         self._write(written, now_s)
         if now_s - self._saved_s >= BASELINE_EVERY_S:
             self._save_baseline()
@@ -218,19 +232,6 @@ class Service:
                 fields["baseline"] = evidence.output.baseline
             yield Sample("pair", tags, fields, at_ns)
 
-    def _verdict_samples(self, at_ns: int) -> Iterable[Sample]:
-        for diagnosis in self.diagnoses:
-            key = "\x1f".join(f"{name}={value}" for name, value in sorted(diagnosis.subject.items()))
-            shape = (
-                tuple((v.cause, v.scope, tuple(sorted(v.subject.items()))) for v in diagnosis.verdicts),
-                tuple(report.status for report in diagnosis.steps),
-                diagnosis.headline.key,
-            )
-            before = self._written.get(key)
-            if before is None or before[1] != shape or at_ns - before[0] >= VERDICT_EVERY_S * SECOND:
-                self._written[key] = (at_ns, shape)
-                yield to_sample(diagnosis)
-
     def _alert(self, at_ns: int, now_s: float, elapsed_s: float) -> Iterable[Sample]:
         """Advance the alerts. A message is in the outbox before the state says that it was told."""
         had = bool(self.machine.alerts)
@@ -262,7 +263,7 @@ class Service:
                 log.error("the store refused a %s sample: %s", rejected.sample.measurement, rejected.reason)
             self._unwritten = []
         except StoreError as error:
-            self._unwritten = batch[-5000:]
+            self._unwritten = _most_needed(batch)
             self._say_down(error, now_s)
 
     def _say_down(self, error: Exception, now_s: float) -> None:

@@ -19,8 +19,10 @@ import pytest
 from dashboard.app import create_app, run
 from dashboard.chart import CONFIG
 from dashboard.page import skeleton
-from dashboard.selection import SECOND_NS
+from dashboard.selection import SECOND_NS, Selection
 from dashboard.settings import DashboardSettings
+from dashboard.view import Viewer
+from rules.verdict_record import without_text
 from telemetry import messages
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown
@@ -323,3 +325,46 @@ def test_it_says_ready_serves_and_stops_when_told(tmp_path: Path, free_port: Cal
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
         process.stderr.close()
+
+
+def test_a_verdict_that_stands_keeps_the_words_of_its_last_text_and_says_when_they_were_written(store: Store) -> None:
+    import time
+
+    now = time.time_ns()
+    recent(store)
+    subject = scene.tags_of("n1") | {"engine": "chat"}
+    written = now - 300 * SECOND_NS
+    hot = scene.Incident(written - 60 * SECOND_NS, now)
+    store.write([next(scene.verdicts(subject, written, now, hot))])
+    at = [now - seconds * SECOND_NS for seconds in (40, 10)]
+    store.write([without_text(next(scene.verdicts(subject, time_ns, now, hot))) for time_ns in at])
+    strip = json.dumps(parts(look(client(store)))["strip"])
+    assert "Thermal throttling" in strip and "Verdict outdated" not in strip
+    assert "as judged at" in strip
+
+
+def test_the_words_of_a_verdict_stay_while_the_store_is_away(store: Store) -> None:
+    import time
+
+    class Leaving:
+        url = ""
+        gone = False
+
+        def __getattr__(self, name: str) -> Any:
+            if self.gone:
+                raise StoreDown("store influx://x: does not answer; start it")
+            return getattr(store, name)
+
+    now = time.time_ns()
+    recent(store)
+    subject = scene.tags_of("n1") | {"engine": "chat"}
+    store.write([next(scene.verdicts(subject, now - 20 * SECOND_NS, now))])
+    store.write([without_text(next(scene.verdicts(subject, now - 10 * SECOND_NS, now)))])
+    leaving = Leaving()
+    viewer = Viewer(leaving, DashboardSettings(refresh_s=0.001))  # type: ignore[arg-type]
+    first = viewer.look(Selection())
+    leaving.gone = True
+    time.sleep(0.01)
+    second = viewer.look(Selection())
+    assert "does not answer" in second.problem and first.problem == ""
+    assert first.diagnosis is not None and second.diagnosis == first.diagnosis

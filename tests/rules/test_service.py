@@ -98,7 +98,8 @@ def test_an_incident_is_written_and_told_once_when_it_begins_and_once_when_it_en
     assert pairs[0].fields["baseline"] == "warming" and "output_pct" not in pairs[0].fields
     assert pairs[0].tags["model"] == "qwen2-7b" and pairs[0].tags["gpus"] == "0+1"
 
-    verdicts = [from_sample(sample) for sample in house.stored("verdict") if sample.tags["node"] == "n2"]
+    told = [sample for sample in house.stored("verdict") if sample.tags["node"] == "n2" and "evidence" in sample.fields]
+    verdicts = [from_sample(sample) for sample in told]
     named = [d for d in verdicts if d.verdicts]
     assert named and {d.verdicts[0].cause for d in named} == {Cause.POWER}
     assert not verdicts[-1].verdicts
@@ -268,3 +269,24 @@ def test_reading_the_store_takes_each_sample_once_though_turns_overlap(tmp_path:
     house.walk(0, 100)
     (engine,) = house.service.triage.window.devices("n1", "engine")
     assert len(engine.times) == len(set(engine.times)) == 96
+
+
+def test_what_waits_for_the_store_loses_pairs_before_the_words_of_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rules.service.UNWRITTEN_SAMPLES", 6)
+    house = House(tmp_path, scene(fleet(brake_until(0), 0), 60))
+    house.deliver(60)
+    write = house.service.store.write
+
+    def away(samples: Sequence[Sample]) -> None:
+        raise StoreDown("away")
+
+    monkeypatch.setattr(house.service.store, "write", away)
+    for t in range(60, 90, 5):
+        house.service.turn(T0 + t * SECOND, float(t))
+    monkeypatch.setattr(house.service.store, "write", write)
+    house.service.turn(T0 + 90 * SECOND, 90.0)
+    judged = {sample.tags["node"] for sample in house.stored("verdict") if "evidence" in sample.fields}
+    assert judged == {sample.tags["node"] for sample in house.stored("host")}
+    assert len(house.stored("pair")) <= 6
