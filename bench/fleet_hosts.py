@@ -47,7 +47,7 @@ class Host:
     name: str
     rack: str
     circuit: str
-    simulated: str  # the name that the simulation has for it
+    simulated: str  # whose figures it has, by the simulation's name
     phase_ns: int
     spool: Spool
     delivery: Delivery
@@ -55,7 +55,7 @@ class Host:
     tags: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def renamed(self, tags: Any) -> dict[str, str]:
-        found = self.tags.get(id(tags))
+        found = self.tags.get(id(tags))  # a device keeps its tags; those made for one moment are of the same circuit
         if found is None:
             found = {name: value.replace(self.simulated, self.name) for name, value in tags.items()}
             found |= {"rack": self.rack, "circuit": self.circuit}
@@ -105,14 +105,16 @@ class Requests:
 class Hosts:
     def __init__(self, given: dict[str, Any]) -> None:
         self.requests = Requests(given["url"])
+        simulated = -(-given["nodes"] // given["alike"])
         self.fleet = Fleet(
-            SimulatorSettings(nodes=given["nodes"], gpus_per_node=given["gpus"], nodes_per_rack=NODES_PER_RACK)
+            SimulatorSettings(nodes=simulated, gpus_per_node=given["gpus"], nodes_per_rack=NODES_PER_RACK)
         )
-        self.hosts = {}
-        for place, node in enumerate(self.fleet.nodes):
+        self.hosts: list[Host] = []
+        for place in range(given["nodes"]):
             number = given["first"] + place
+            node = self.fleet.nodes[place % simulated]
             spool = Spool(Path(given["folder"]) / f"host{number:03}")
-            self.hosts[node.name] = Host(
+            host = Host(
                 name=f"n{number:03}",
                 rack=f"r{number // NODES_PER_RACK:02}",
                 circuit=f"c{number // NODES_PER_CIRCUIT:02}",
@@ -121,28 +123,30 @@ class Hosts:
                 spool=spool,
                 delivery=Delivery(spool, self.requests.open, target=f"n{number:03}"),
             )
+            self.hosts.append(host)
+        self.hosts.sort(key=lambda host: host.phase_ns)
         self.simulating_s = 0.0  # CPU time
-        self.late_s = 0.0
-        self.ticks = 0
+        self.ticks = self.missed = 0
 
     def run(self, words: queue.Queue[str]) -> None:
         tell({"kind": "ready"})
         if words.get() != "start":
             return
-        for host in self.hosts.values():
+        for host in self.hosts:
             host.delivery.start()
         second = int(time.time()) + 1
         samples = self.simulate(second)
         while words.empty():
             self.tick(second, samples)
-            second += 1
+            self.missed += max(0, int(time.time()) - second - 1)  # as an agent does: it never makes up for lost ticks
+            second = max(second + 1, int(time.time()))
             samples = self.simulate(second)
             self.report()
         words.get()
         while words.empty():
             time.sleep(0.5)
             self.report()
-        for host in self.hosts.values():
+        for host in self.hosts:
             host.delivery.stop()
             host.spool.close()
         self.report()
@@ -150,15 +154,17 @@ class Hosts:
     def simulate(self, second: int) -> dict[str, list[Sample]]:
         """The samples of each host of this second."""
         began_s = time.thread_time()
-        found: dict[str, list[Sample]] = {name: [] for name in self.hosts}
+        fresh: dict[str, list[Sample]] = {}
         for sample in self.fleet.step(1.0):
-            name = sample.tags["node"]
-            host = self.hosts[name]
-            time_ns = second * S + host.phase_ns
-            found[name].append(Sample(sample.measurement, host.renamed(sample.tags), sample.fields, time_ns))
-        for name, host in self.hosts.items():
-            found[name] += self.besides(host, found[name], second)
+            fresh.setdefault(sample.tags["node"], []).append(sample)
+        found = {host.name: self.of_host(host, fresh[host.simulated], second) for host in self.hosts}
         self.simulating_s += time.thread_time() - began_s
+        return found
+
+    def of_host(self, host: Host, samples: list[Sample], second: int) -> list[Sample]:
+        time_ns = second * S + host.phase_ns
+        found = [Sample(s.measurement, host.renamed(s.tags), s.fields, time_ns) for s in samples]
+        found += self.besides(host, found, second)
         return found
 
     def besides(self, host: Host, samples: list[Sample], second: int) -> Iterator[Sample]:
@@ -185,12 +191,11 @@ class Hosts:
 
     def tick(self, second: int, samples: dict[str, list[Sample]]) -> None:
         self.ticks += 1
-        for host in sorted(self.hosts.values(), key=lambda host: host.phase_ns):
+        for host in self.hosts:
             wait_s = second + host.phase_ns / S - time.time()
             if wait_s > 0:
                 time.sleep(wait_s)
-            self.late_s = max(self.late_s, -wait_s)
-            mine = samples[host.simulated]
+            mine = samples[host.name]
             tally: Tally = {}
             for sample in mine:
                 counts = tally.setdefault(sample.measurement, [0, 0])
@@ -200,12 +205,12 @@ class Hosts:
             host.unacknowledged.append((ticket, second * S + host.phase_ns, tally))
 
     def report(self) -> None:
-        for host in self.hosts.values():
+        for host in self.hosts:
             acknowledged = host.spool.acknowledged
             while host.unacknowledged and host.unacknowledged[0][0] <= acknowledged:
                 _, time_ns, tally = host.unacknowledged.pop(0)
                 tell({"kind": "acked", "node": host.name, "at": time_ns, "tally": tally})
-        hosts = self.hosts.values()
+        hosts = self.hosts
         tell(
             {
                 "kind": "stats",
@@ -218,11 +223,10 @@ class Hosts:
                 "errors": sum(host.delivery.errors for host in hosts),
                 "requests": self.requests.take(),
                 "cpu_s": {"simulation": self.simulating_s, **threads_s()},
-                "late_s": self.late_s,
                 "ticks": self.ticks,
+                "missed": self.missed,
             }
         )
-        self.late_s = 0.0
 
 
 def threads_s() -> dict[str, float]:
