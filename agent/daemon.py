@@ -379,12 +379,13 @@ class Agent:
 
     def _check_store(self) -> None:
         """A store that is down for now is no reason not to start; one that can never work is."""
+        language = self.settings.language
         try:
             open_store(self.settings.store_url).close()
         except StoreDown:
             return
         except StoreError as error:
-            raise CannotStart(say("agent.start.store_unusable", self.settings.language, reason=error)) from None
+            raise CannotStart(say("agent.start.store_unusable", language, reason=error.told(language))) from None
 
 
 def _watchdog_is_wanted(environment: Mapping[str, str]) -> bool:

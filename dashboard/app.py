@@ -90,7 +90,7 @@ def run(settings: DashboardSettings) -> int:
     try:
         store = open_store(settings.store_url)
     except StoreError as error:
-        return _refuse(say("dashboard.start.store_unusable", language, reason=error))
+        return _refuse(say("dashboard.start.store_unusable", language, reason=error.told(language)))
     try:
         server, sockets = listen(create_app(store, settings), settings)
     except (OSError, ValueError) as error:  # ValueError: a host name that has no address

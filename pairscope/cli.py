@@ -130,6 +130,15 @@ def one_line_for_mistakes() -> Iterator[None]:
         raise typer.Exit(0) from None
 
 
+@contextmanager
+def stores_told(language: str) -> Iterator[None]:
+    """What is wrong with a store, in the language of the configuration."""
+    try:
+        yield
+    except StoreError as error:
+        raise Refused(error.told(language)) from None
+
+
 def hello(part: str, *, store: str, **values: object) -> None:
     """One line on stderr that says what a daemon is about to do, where and for how long."""
     line = t(f"hello.{part}", store=public_url(store), **values)
@@ -447,7 +456,8 @@ def triage_command(
         if recording:
             diagnoses = judge_recording(recording, at_ns, made)
         else:
-            diagnoses = judge_live(made, at_ns, None if every_node else node or configuration.node)
+            with stores_told(configuration.language):
+                diagnoses = judge_live(made, at_ns, None if every_node else node or configuration.node)
         if as_json:
             verdicts = [entry for diagnosis in diagnoses for entry in verdict_json(diagnosis, configuration.language)]
             verdicts.sort(key=lambda entry: -float(str(entry["confidence"])))
@@ -548,7 +558,11 @@ def record_command(
         what = say("recording.record.working", language, store=public_url(url))
         word = say("recording.samples_word", language)
         try:
-            with closing(open_for_reading(url, language)) as source, shown(what, total, word) as advance:
+            with (
+                stores_told(language),
+                closing(open_for_reading(url, language)) as source,
+                shown(what, total, word) as advance,
+            ):
                 if following:
                     stopping = stop_event()
                     done = follow(
@@ -560,7 +574,9 @@ def record_command(
                         advance=advance,
                         wait=stopping.wait,
                         down=once(
-                            lambda error: tell(say("recording.record.down", language, error=error), warning=True)
+                            lambda error: tell(
+                                say("recording.record.down", language, error=error.told(language)), warning=True
+                            )
                         ),
                     )
                 else:
@@ -609,6 +625,7 @@ def replay_command(
         what = say("recording.replay.working", language, path=recording)
         try:
             with (
+                stores_told(language),
                 closing(open_store(url)) if not dry_run else nullcontext() as target,
                 stoppable(),
                 shown(what, size, say("recording.samples_word", language)) as advance,
@@ -675,6 +692,7 @@ def export_command(
         word = say("recording.samples_word", language)
         try:
             with (
+                stores_told(language),
                 closing(open_for_reading(url, language)) as source,
                 stoppable(),
                 shown(what, float(wanted.end_ns - wanted.start_ns), word) as advance,

@@ -287,7 +287,8 @@ class _Gate:
     def _broken_off(self, error: StoreError, done: Replayed) -> StoreError:
         if not done.samples:
             return error
-        return StoreError(say("recording.replay.broken_off", self._plan.language, error=error, count=done.samples))
+        language = self._plan.language
+        return StoreError(say("recording.replay.broken_off", language, error=error.told(language), count=done.samples))
 
     def _refuse_alive(self, node: str, origin: str) -> None:
         if (node, origin) in self._looked:

@@ -44,7 +44,7 @@ def _examined(settings: AgentSettings, *, make: bool) -> Sequence[Finding]:
                 found += _levels(store, settings)
     except StoreError as error:
         remedy = say(f"doctor.store.{'down' if isinstance(error, StoreDown) else 'unusable'}_remedy", language)
-        return [*found, Finding("store", "error", str(error), remedy)]
+        return [*found, Finding("store", "error", error.told(language), remedy)]
     return found + _told(survey, settings)
 
 

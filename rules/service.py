@@ -59,7 +59,8 @@ def run(settings: TriageSettings) -> int:
     try:
         service = Service(settings, open_store(settings.store_url))
     except (StoreError, WebhookError, OSError, ValueError) as error:
-        print(f"pairscope triage: {error}", file=sys.stderr)
+        reason = error.told(settings.language) if isinstance(error, StoreError) else error
+        print(f"pairscope triage: {reason}", file=sys.stderr)
         return 2
     service.start()
     upkeep = Upkeep(lambda: open_store(settings.store_url))

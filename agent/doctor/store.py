@@ -29,10 +29,10 @@ def findings(url: str, language: str) -> Sequence[Finding]:
             nodes = {tags.get("node", "") for tags in store.series("agent", since_ns=time.time_ns() - RECENT_NS)}
     except StoreDown as error:
         remedy = say("doctor.store.down_remedy", language)
-        return [Finding("store", "error", say("doctor.store.down", language, reason=error), remedy)]
+        return [Finding("store", "error", say("doctor.store.down", language, reason=error.told(language)), remedy)]
     except StoreError as error:
         remedy = say("doctor.store.unusable_remedy", language)
-        return [Finding("store", "error", say("doctor.store.unusable", language, reason=error), remedy)]
+        return [Finding("store", "error", say("doctor.store.unusable", language, reason=error.told(language)), remedy)]
     return [Finding("store", "ok", say("doctor.store.answers", language, store=shown, count=len(nodes)))]
 
 

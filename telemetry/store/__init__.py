@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from telemetry.store.interface import Column, Rejected, Spread, Store, StoreDown, StoreError, Survey, Where
 from telemetry.store.sqlite import SqliteStore, path_of
@@ -42,9 +43,16 @@ def open_store(url: str) -> Store:
     return backend(url)
 
 
+def _may_be_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # opening says what is wrong
+        return True
+
+
 def open_existing(url: str) -> Store | None:
     """As `open_store`, for who only reads: None where there is no such file or database, and none is made."""
-    if url.startswith("sqlite://") and not path_of(url).exists():
+    if url.startswith("sqlite://") and not _may_be_there(path_of(url)):
         return None
     store = open_store(url)
     try:

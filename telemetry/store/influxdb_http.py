@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -18,8 +17,9 @@ from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers
 
+from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line
 from telemetry.store.influxql import identifier, results
-from telemetry.store.interface import StoreDown, StoreError
+from telemetry.store.interface import StoreError
 
 DEFAULT_PORT = 8086
 TIMEOUT_MS = (3_000, 20_000)  # to connect, to answer
@@ -38,6 +38,10 @@ class Address:
     verify_tls: bool = True
     ca_file: str | None = None
     authorization: str = dataclass_field(default="", repr=False)
+
+    @property
+    def target(self) -> Target:
+        return Target(self.shown, self.base, "influxdb", "influxdbs")
 
 
 def parse(url: str) -> Address:
@@ -59,20 +63,20 @@ def parse(url: str) -> Address:
         raise StoreError(
             f"store {shown}: unknown option {', '.join(sorted(unknown))}; known are org, token, token_file, ca_file, verify"
         )
+    scheme = "https" if parts.scheme == "influxdbs" else "http"
+    name = f"[{host}]" if ":" in host else host
+    base = f"{scheme}://{name}:{port}{prefix}"
+    target = Target(shown, base, "influxdb", "influxdbs")
+    target.check_ca_file(options.get("ca_file"))
     token = options.get("token") or os.environ.get(TOKEN_VARIABLE, "")
     if "token_file" in options:
-        try:
-            token = Path(options["token_file"]).read_text("utf-8").strip()
-        except OSError as error:
-            raise StoreError(f"store {shown}: token_file {options['token_file']}: {error.strerror}") from None
+        token = target.token_in(options["token_file"])
     authorization = f"Token {token}" if token else ""
     if parts.username:
         credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = make_headers(basic_auth=credentials)["authorization"]
-    scheme = "https" if parts.scheme == "influxdbs" else "http"
-    name = f"[{host}]" if ":" in host else host
     return Address(
-        f"{scheme}://{name}:{port}{prefix}",
+        base,
         shown,
         database,
         options.get("org", ""),
@@ -105,6 +109,7 @@ class InfluxServer:
             ssl_ca_cert=self.address.ca_file,
             retries=False,
         )
+        self._target = self.address.target
         self._version: tuple[int, int] | None = None
         self._is_there = False  # the database of a 1.x server was seen
 
@@ -147,52 +152,60 @@ class InfluxServer:
             )
             return response.data.decode("utf-8", "replace"), response.headers
         except ApiException as error:
+            if error.status in (0, None) and isinstance(error.__context__, HTTPError):
+                raise self._target.unreached(error.__context__) from None
             raise self._as_store_error(error) from None
         except (HTTPError, OSError) as error:
-            why = str(getattr(error, "reason", None) or error).split(": ", 1)[-1]
-            raise StoreDown(
-                f"store {self.url}: no answer from {self.address.base} ({why}); is the server running?"
-            ) from None
+            raise self._target.unreached(error) from None
 
     def _as_store_error(self, error: ApiException) -> Exception:
-        where = f"store {self.url}"
-        if error.status in (0, None):
-            return StoreError(
-                f"{where}: TLS failed ({' '.join(str(error.reason).split())}); check the certificate, or name its ca_file"
-            )
         reason = _reason(error)
-        if error.status == 401:
-            return StoreError(
-                f"{where}: the server refuses the credentials ({reason}); check the user and password, or the token"
-            )
-        if error.status == 403:
-            return StoreError(
-                f"{where}: the credentials do not allow this ({reason}); grant read and write on {self.address.database}"
-            )
-        if error.status == 404:
-            return StoreError(f"{where}: not found ({reason}); create {self.address.database!r}, or check the name")
+        if self._target.is_tls_wanted(reason):
+            return self._target.error("tls_wanted", base=self.address.base, tls=self._target.tls)
         if error.status in (400, 413, 422):
             return Refused(error.status, reason)
-        after = (error.headers or {}).get("Retry-After")
-        wait = f"; asked to wait {after} s" if after else ""
-        return StoreDown(f"{where}: HTTP {error.status} ({reason}){wait}", after)
+        if error.status == 404:
+            return self._target.error("no_place", reason=reason, name=self.address.database)
+        return self._target.answered(
+            error.status or 0,
+            reason,
+            has_credentials=bool(self.address.authorization),
+            grant=f"read and write on {self.address.database}",
+            after=(error.headers or {}).get("Retry-After"),
+        )
 
     def generation(self) -> int:
         """1, 2 or 3; asked once. StoreError for a server that is no InfluxDB."""
         version = self._version  # another thread may void it meanwhile
         if version is None:
-            try:
-                _, headers = self.call("GET", "/ping", {})
-            except Refused as refused:
-                raise StoreError(f"store {self.url}: is no InfluxDB ({refused.reason})") from None
-            told = next((v for k, v in headers.items() if k.lower() == "x-influxdb-version"), "")
-            found = re.match(r"v?(\d+)\.(\d+)", told)
+            headers = self._ping()
+            found = re.match(r"v?(\d+)\.(\d+)", headers.get("x-influxdb-version", ""))
+            if (found is None or (found[1] == "1" and "x-influxdb-build" not in headers)) and self._is_victoria():
+                raise self._target.error("is_victoria", base=self.address.base)
             if found is None:
-                raise StoreError(
-                    f"store {self.url}: the server does not say that it is an InfluxDB; check host and port, or the kind of store"
-                )
+                raise self._target.error("no_influxdb", base=self.address.base)
             version = self._version = int(found[1]), int(found[2])
         return version[0]
+
+    def _ping(self) -> Mapping[str, str]:
+        """The headers of its answer; none when there is no such path."""
+        try:
+            _, headers = self.call("GET", "/ping", {})
+        except Refused:
+            return {}
+        except StoreError as error:
+            if error.key not in ("store.failure.no_place", "store.failure.status"):
+                raise
+            return {}
+        return {name.lower(): value for name, value in headers.items()}
+
+    def _is_victoria(self) -> bool:
+        """It takes InfluxDB's writes, and says in some versions that it is one, but answers no query as one."""
+        path, query = VICTORIA_PROBE
+        try:
+            return is_victoria(self.call("GET", path, query)[0])
+        except (StoreError, Refused):
+            return False
 
     def version(self) -> str:
         self.generation()
@@ -219,11 +232,9 @@ class InfluxServer:
         except (Refused, ValueError) as refused:
             raise StoreError(f"store {self.url}: can't create the database ({refused})") from None
         except StoreError as error:
-            if "do not allow" not in str(error):
+            if error.key != "store.failure.forbidden":
                 raise
-            raise StoreError(
-                f"store {self.url}: there is no database {name!r}, and these credentials may not create it; let an administrator create it"
-            ) from None
+            raise self._target.error("no_right_to_create", name=name) from None
 
     def query(self, query: str) -> list[dict[str, Any]]:
         """The series of one InfluxQL statement, times in ns."""
@@ -278,4 +289,4 @@ def _reason(error: ApiException) -> str:
         text = plain.get("error") or plain.get("message") or text
     except (ValueError, AttributeError):
         pass
-    return " ".join(str(text).split())[:300]
+    return one_line(str(text))

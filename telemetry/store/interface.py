@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Protocol
+from typing import Protocol, Self
 
+from telemetry.messages import say
 from telemetry.sample import Sample
 
 LONGEST_PAUSE_S = 600.0
@@ -20,6 +21,20 @@ Where = Mapping[str, str | Sequence[str]]
 class StoreError(Exception):
     """The store can't do what was asked. The message is one line: the target, what is wrong, and the remedy."""
 
+    key = ""
+    values: Mapping[str, object] = {}
+
+    @classmethod
+    def of(cls, key: str, /, **values: object) -> Self:
+        """One whose sentence is in the catalogue of messages."""
+        made = cls(say(key, "en", **values))
+        made.key, made.values = key, values
+        return made
+
+    def told(self, language: str) -> str:
+        """The message in `language` where there is one, else in English."""
+        return say(self.key, language, **self.values) if self.key else str(self)
+
 
 class StoreDown(StoreError):
     """The store can't be reached or is busy for now; the same call may succeed later. Nothing was half-written."""
@@ -29,6 +44,11 @@ class StoreDown(StoreError):
         super().__init__(message)
         self.retry_after_s = _seconds(retry_after)
         """How long the store asks to be left alone, at most LONGEST_PAUSE_S; None where it doesn't say."""
+
+    def until(self, retry_after: str | None) -> Self:
+        """With that header."""
+        self.retry_after_s = _seconds(retry_after)
+        return self
 
 
 def _seconds(retry_after: str | None) -> float | None:

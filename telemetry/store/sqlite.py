@@ -49,7 +49,7 @@ def path_of(url: str) -> Path:
     """The file that `url` names. StoreError when it names none."""
     path = url.removeprefix("sqlite://")
     if path == url or not path or path.endswith("/"):
-        raise StoreError(f"store {url!r}: names no file; use sqlite:///folder/store.db")
+        raise StoreError.of("store.file.no_name", store=url)
     if path.startswith("//"):  # sqlite:////folder/store.db, as other programs write it
         path = "/" + path.lstrip("/")
     return Path(path)

@@ -6,6 +6,7 @@ Source of the rules about WAL, read-only openings and moved files: sqlite.org/wa
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -67,17 +68,17 @@ class DatabaseFile:
         path = self.path
         try:
             if path.is_dir():
-                raise StoreError(f"store {path}: is a folder; name a file in it")
+                raise self._error("a_folder")
             if path.exists() and not path.is_file():  # SQLite would wait for whoever writes into a pipe
-                raise StoreError(f"store {path}: is no ordinary file; name another one")
+                raise self._error("no_file")
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
             with self._folder_lock():
                 self._open_locked()
         except PermissionError as error:
-            raise StoreError(f"store {path}: no permission for {error.filename}; {self._remedy()}") from None
+            raise self._error("no_permission", place=error.filename) from None
         except OSError as error:
-            raise StoreError(f"store {path}: {error.strerror or error}") from None
+            raise self._of_system(error) from None
         if not self.writable:
             with self.reading() as connection:
                 self._check_version(connection)
@@ -93,12 +94,12 @@ class DatabaseFile:
         path = self.path
         kind = self._kind()
         if kind == "foreign":
-            raise StoreError(f"store {path}: is not a PairScope store; name another file, or move this one away")
+            raise self._error("foreign")
         folder_writable = os.access(path.parent, os.W_OK | os.X_OK)
         self.writable = folder_writable and (kind == "absent" or os.access(path, os.W_OK))
         if not self.writable:
             if kind == "absent":
-                raise StoreError(f"store {path}: the folder can't be written by this user; {self._remedy()}")
+                raise self._error("folder_unwritable")
             return
         if kind == "damaged":
             self._replace(f"store {path}: is damaged (its first page is not that of a database)")
@@ -108,8 +109,18 @@ class DatabaseFile:
             self._replace(str(error))
             self._initialise()
 
-    def _remedy(self) -> str:
-        return f"let uid {os.getuid()} write in {self.path.parent}, or name another place"
+    def _error(self, key: str, kind: type[StoreError] = StoreError, **values: object) -> StoreError:
+        known = {"store": self.path, "folder": self.path.parent, "uid": os.getuid()}
+        return kind.of(f"store.file.{key}", **known, **values)
+
+    def _of_system(self, error: OSError, kind: type[StoreError] = StoreError) -> StoreError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._error("full", StoreDown)
+        if error.errno == errno.EROFS:
+            return self._error("folder_unwritable")
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            return self._error("no_folder", place=error.filename or self.path.parent)
+        return self._error("system", kind, reason=error.strerror or str(error))
 
     def _kind(self) -> str:
         """absent, ours (perhaps), damaged, or foreign: a file that never was a database must not be moved away."""
@@ -182,12 +193,10 @@ class DatabaseFile:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and application != APPLICATION_ID:
-            raise StoreError(f"store {self.path}: is another program's database; name another file")
+            raise self._error("another_program")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"store {self.path}: has layout {version}, this version knows {SCHEMA_VERSION}; update PairScope"
-            )
+            raise self._error("newer", version=version, known=SCHEMA_VERSION)
 
     def _connect(self) -> sqlite3.Connection:
         mode = "rwc"
@@ -264,7 +273,7 @@ class DatabaseFile:
             with self._translated():
                 self._refuse_closed()
                 if not self.writable:
-                    raise StoreError(f"store {self.path}: can only be read by this user; {self._remedy()}")
+                    raise self._error("only_read")
                 if self._writer is None:
                     self._writer = self._connect()
                 connection = self._writer
@@ -304,9 +313,7 @@ class DatabaseFile:
                 if old.exists():
                     old.rename(aside.with_name(aside.name + part))
         except OSError as error:
-            raise StoreError(
-                f"store {self.path}: is damaged and can't be renamed ({error.strerror}); move it away"
-            ) from None
+            raise self._error("damaged_stays", reason=error.strerror) from None
         log.warning("%s; it is kept as %s and a new one is begun", reason, aside)
 
     def _follow(self) -> None:
@@ -330,7 +337,7 @@ class DatabaseFile:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise StoreError(f"store {self.path}: is closed")
+            raise self._error("closed")
 
     def close(self) -> None:
         """Close all connections; calls that are under way end first or fail."""
@@ -348,7 +355,7 @@ class DatabaseFile:
         except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message, and Python can't read that
             raise Damaged(f"store {self.path}: is damaged (its schema is not text)") from error
         except OSError as error:
-            raise StoreDown(f"store {self.path}: {error.strerror or error}") from error
+            raise self._of_system(error, StoreDown) from error
 
     def _as_store_error(self, error: sqlite3.Error) -> StoreError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -357,13 +364,13 @@ class DatabaseFile:
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or any(words in str(error) for words in broken):
             return Damaged(f"{where}: is damaged ({error})")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return StoreDown(f"{where}: was busy for {BUSY_S:g} s; another process holds it")
+            return self._error("busy", StoreDown, seconds=BUSY_S)
         if code == sqlite3.SQLITE_FULL:
-            return StoreDown(f"{where}: the disk is full; free some space or shorten what is kept")
+            return self._error("full", StoreDown)
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
-            return StoreDown(f"{where}: {error}; check the disk, its free space and file-size limits")
+            return self._error("disk", StoreDown, reason=error)
         if code == sqlite3.SQLITE_READONLY:
-            return StoreError(f"{where}: can't be written; {self._remedy()}")
+            return self._error("unwritable")
         if code == sqlite3.SQLITE_CANTOPEN:
-            return StoreDown(f"{where}: can't be opened; {self._remedy()}")
-        return StoreError(f"{where}: {error}")
+            return self._error("unopenable", StoreDown)
+        return self._error("other", reason=error)

@@ -27,17 +27,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from urllib3 import PoolManager, Timeout, make_headers
-from urllib3.exceptions import HTTPError, SSLError
+from urllib3.exceptions import HTTPError
 
 from telemetry import catalogue
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named, order
+from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line
 from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, spreads
 from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known_measurement, quoted, spans
@@ -69,6 +69,10 @@ class Address:
     ca_file: str | None = None
     authorization: str = field(default="", repr=False)
 
+    @property
+    def target(self) -> Target:
+        return Target(self.shown, self.base, "victoriametrics", "victoriametricss")
+
 
 def parse(url: str) -> Address:
     """StoreError names what is wrong. Options: db, token, token_file, ca_file, verify=0; victoriametricss:// means TLS."""
@@ -90,28 +94,26 @@ def parse(url: str) -> Address:
             f"store {shown}: unknown option {', '.join(sorted(unknown))}; known are db, token, token_file, ca_file, verify"
         )
     db = options.get("db", "")
+    base = f"{'https' if parts.scheme == 'victoriametricss' else 'http'}://{name}:{port}{prefix}"
+    target = Target(shown, base, "victoriametrics", "victoriametricss")
     ca_file = options.get("ca_file")
-    if ca_file is not None and not os.access(ca_file, os.R_OK):
-        raise StoreError(f"store {shown}: ca_file {ca_file}: can't be read")
+    target.check_ca_file(ca_file)
     return Address(
-        f"{'https' if parts.scheme == 'victoriametricss' else 'http'}://{name}:{port}{prefix}",
+        base,
         shown + (f"?{urlencode({'db': db})}" if db else ""),
         db,
         options.get("verify", "1") not in ("0", "false", "no"),
         ca_file,
-        _authorization(shown, options, parts.username, parts.password),
+        _authorization(target, options, parts.username, parts.password),
     )
 
 
-def _authorization(shown: str, options: Mapping[str, str], user: str | None, password: str | None) -> str:
+def _authorization(target: Target, options: Mapping[str, str], user: str | None, password: str | None) -> str:
     if user:
         return make_headers(basic_auth=f"{unquote(user)}:{unquote(password or '')}")["authorization"]
     token = options.get("token") or os.environ.get(TOKEN_VARIABLE, "")
     if "token_file" in options:
-        try:
-            token = Path(options["token_file"]).read_text("utf-8").strip()
-        except OSError as error:
-            raise StoreError(f"store {shown}: token_file {options['token_file']}: {error.strerror}") from None
+        token = target.token_in(options["token_file"])
     return f"Bearer {token}" if token else ""
 
 
@@ -166,6 +168,7 @@ class VictoriaStore:
             cert_reqs="CERT_REQUIRED" if verify else "CERT_NONE",
             ca_certs=self._address.ca_file,
         )
+        self._target = self._address.target
         self._server: Server | None = None
         self._lock = threading.Lock()
         self._unflushed = False  # something of ours may not be readable yet
@@ -204,40 +207,25 @@ class VictoriaStore:
             answer = pool.request(
                 method, f"{self._address.base}{path}{query}", body=sent, headers=headers, redirect=False
             )
-        except SSLError as error:
-            why = " ".join(str(error).split())[:300]
-            raise StoreError(
-                f"store {self.url}: TLS failed ({why}); check the certificate, or name its ca_file"
-            ) from None
         except (HTTPError, OSError) as error:
-            self._was_lost, self._looked_s = True, float("-inf")
-            why = " ".join(str(error).split(": ", 1)[-1].split())[:300]
-            raise StoreDown(
-                f"store {self.url}: no answer from {self._address.base} ({why}); is the server running?"
-            ) from None
+            failure = self._target.unreached(error)
+            if isinstance(failure, StoreDown):
+                self._was_lost, self._looked_s = True, float("-inf")
+            raise failure from None
         text = answer.data.decode("utf-8", "replace")
         if 200 <= answer.status < 300:
             return text
         raise self._as_error(answer.status, _reason(text), answer.headers.get("Retry-After"))
 
     def _as_error(self, status: int, reason: str, after: str | None) -> Exception:
-        where = f"store {self.url}"
-        if status == 401:
-            return StoreError(
-                f"{where}: the server refuses the credentials ({reason}); check the user and password, or the token"
-            )
-        if status == 403:
-            return StoreError(
-                f"{where}: the credentials do not allow this ({reason}); grant writing and reading to them"
-            )
+        if self._target.is_tls_wanted(reason):
+            return self._target.error("tls_wanted", base=self._address.base, tls=self._target.tls)
         if status in (400, 413, 422):
             return _Refused(status, reason)
-        if 300 <= status < 500 and status not in (408, 429):
-            return StoreError(f"{where}: HTTP {status} ({reason}); check host, port and path, or the kind of store")
-        if "read-only" in reason or "readonly" in reason:
-            return StoreDown(f"{where}: the server only reads ({reason}); free some of its disk")
-        wait = f"; asked to wait {after} s" if after else ""
-        return StoreDown(f"{where}: HTTP {status} ({reason}){wait}")
+        has_credentials = bool(self._address.authorization)
+        return self._target.answered(
+            status, reason, has_credentials=has_credentials, grant="writing and reading", after=after
+        )
 
     def _ask(self, path: str, form: Mapping[str, str]) -> Any:
         """The `data` of an answer of the query API."""
@@ -262,24 +250,30 @@ class VictoriaStore:
     def server(self, *, again: bool = False) -> Server:
         """What the server is, asked once. StoreError for one that is no VictoriaMetrics."""
         if self._server is None or again:
+            path, query = VICTORIA_PROBE
             try:
-                # an operator that only MetricsQL has, so that a Prometheus or an InfluxDB is not taken for one
-                answer = json.loads(self._call("/api/v1/query", {"query": "1 default 2"}))
-                is_ours = answer["data"]["result"][0]["value"][1] == "1"
-            except (_Refused, ValueError, KeyError, IndexError, TypeError):
+                is_ours = is_victoria(self._call(path, query))
+            except _Refused:
                 is_ours = False
-            except StoreDown:
-                raise
             except StoreError as error:
-                if "HTTP 404" not in str(error):
+                if error.values.get("status") != 404:
                     raise
                 is_ours = False
             if not is_ours:
-                raise StoreError(
-                    f"store {self.url}: does not answer as a VictoriaMetrics; check host, port and path, or the kind of store"
+                raise self._target.error(
+                    "is_influxdb" if self._is_influxdb() else "no_victoria", base=self._address.base
                 )
             self._server = self._described()
         return self._server
+
+    def _is_influxdb(self) -> bool:
+        pool = self._pool
+        try:
+            return (
+                pool is not None and "X-Influxdb-Version" in pool.request("GET", f"{self._address.base}/ping").headers
+            )
+        except (HTTPError, OSError):
+            return False
 
     def _described(self) -> Server:
         try:
@@ -526,4 +520,4 @@ def _reason(text: str) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text)["error"])
     text = re.sub(r'^remoteAddr: "[^"]*"; requestURI: [^;]*; ', "", text)
-    return " ".join(text.split())[:300]
+    return one_line(text)

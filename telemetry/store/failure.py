@@ -1,0 +1,135 @@
+"""What is wrong with a server of a store, told in one line with its remedy: from an exception of the transport or a status."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, ProtocolError, SSLError
+from urllib3.exceptions import TimeoutError as TimedOut
+
+from telemetry.lineprotocol import printable
+from telemetry.store.interface import StoreDown, StoreError
+
+_LONGEST = 200
+# numbers of OpenSSL's x509_vfy.h
+_EXPIRED, _NAMES, _UNKNOWN = 10, (62, 63, 64), (18, 19, 20, 21)
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who was asked. `plain` and `tls` are the schemes of the kind of store without and with TLS."""
+
+    store: str  # the URL without secrets
+    base: str  # http://host:port
+    plain: str
+    tls: str
+
+    def error(self, key: str, **values: object) -> StoreError:
+        return StoreError.of(f"store.failure.{key}", store=self.store, **values)
+
+    def down(self, key: str, **values: object) -> StoreDown:
+        return StoreDown.of(f"store.failure.{key}", store=self.store, **values)
+
+    def unreached(self, error: HTTPError | OSError) -> StoreError:
+        """StoreDown for what may pass, StoreError for what stays as it is until somebody mends it."""
+        if isinstance(error, SSLError):
+            return self._untrusted(error.args[0] if error.args else error)
+        if isinstance(error, NameResolutionError):
+            return self.down("unresolved", base=self.base)
+        if isinstance(error, TimedOut) and not isinstance(error, NewConnectionError):
+            return self.down("silent", base=self.base)
+        if isinstance(error, ProtocolError):
+            cause = error.args[1] if len(error.args) > 1 else None
+            if type(cause).__name__ == "BadStatusLine":
+                return self.error("no_http", base=self.base, reason=one_line(str(cause)))
+            if isinstance(cause, ConnectionError) and self.base.startswith("http:"):
+                return self.down("hung_up", base=self.base, tls=self.tls)
+        return self.down("down", base=self.base, reason=_system(error))
+
+    def _untrusted(self, error: object) -> StoreError:
+        code = error.verify_code if isinstance(error, ssl.SSLCertVerificationError) else None
+        name = str(getattr(error, "reason", None) or error)
+        reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else one_line(name)
+        if code == _EXPIRED:
+            return self.error("tls_expired")
+        if code in _NAMES:
+            return self.error("tls_name", reason=reason)
+        if code in _UNKNOWN:
+            return self.error("tls_unknown", reason=reason)
+        if any(word in name for word in _NO_TLS):
+            return self.error("tls_absent", base=self.base, plain=self.plain)
+        return self.error("tls", reason=reason)
+
+    def answered(self, status: int, reason: str, *, has_credentials: bool, grant: str, after: str | None) -> StoreError:
+        """An answer that is neither 2xx nor a refusal of what was sent. `grant` is what rights are needed on."""
+        if status == 401:
+            return self.error("credentials" if has_credentials else "no_credentials", reason=reason)
+        if status == 403:
+            return self.error("forbidden", reason=reason, grant=grant)
+        if 300 <= status < 500 and status not in (408, 429):
+            return self.error("status", status=status, reason=reason)
+        if "read-only" in reason or "readonly" in reason:
+            return self.down("read_only", reason=reason)
+        if "no space left" in reason:
+            return self.down("full", reason=reason)
+        if after:
+            return self.down("wait", status=status, reason=reason, after=one_line(after)).until(after)
+        return self.down("trouble", status=status, reason=reason)
+
+    def is_tls_wanted(self, reason: str) -> bool:
+        """Go's servers answer a plain request on their TLS port so."""
+        return self.base.startswith("http:") and "HTTP request to an HTTPS server" in reason
+
+    def unreadable(self, option: str, path: str, error: OSError) -> StoreError:
+        """A file that the URL names can't be read."""
+        return self.error("file", option=option, path=path, reason=error.strerror or str(error))
+
+    def token_in(self, path: str) -> str:
+        """StoreError when it can't be read, or is empty."""
+        try:
+            token = Path(path).read_text("utf-8").strip()
+        except UnicodeDecodeError:
+            raise self.error("no_token", path=path) from None
+        except OSError as error:
+            raise self.unreadable("token_file", path, error) from None
+        if not token or not token.isprintable():
+            raise self.error("no_token", path=path)
+        return token
+
+    def check_ca_file(self, path: str | None) -> None:
+        """StoreError when the authorities in `path` can't be read."""
+        if path is None:
+            return
+        try:
+            ssl.create_default_context().load_verify_locations(path)
+        except ssl.SSLError:
+            raise self.error("no_certificate", path=path) from None
+        except OSError as error:
+            raise self.unreadable("ca_file", path, error) from None
+
+
+def one_line(text: str) -> str:
+    """What a server said, fit for a terminal and a log."""
+    found = " ".join(printable(text).split())
+    return found if len(found) <= _LONGEST else found[:_LONGEST] + "..."
+
+
+def _system(error: HTTPError | OSError) -> str:
+    """What the system says, without what the libraries put before it."""
+    return one_line(re.sub(r"^\[Errno -?\d+\] ", "", str(error).rsplit(": ", 1)[-1]))
+
+
+def is_victoria(answer: str) -> bool:
+    """Whether this is the answer to `1 default 2`, an operator that only MetricsQL has: of no Prometheus and no InfluxDB."""
+    try:
+        return bool(json.loads(answer)["data"]["result"][0]["value"][1] == "1")
+    except (ValueError, KeyError, IndexError, TypeError):
+        return False
+
+
+VICTORIA_PROBE = ("/api/v1/query", {"query": "1 default 2"})
