@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from telemetry import catalogue, lineprotocol
 from telemetry.catalogue import Kind
 from telemetry.sample import Sample, Value
-from telemetry.store import Store, influxdb_rollup, open_store
+from telemetry.store import Store, open_store
 
 S = 10**9
 ONE_GPU = ["util_pct", "temp_c", "power_w", "sm_clock_mhz", "mem_used_bytes", "throttle_reasons", "energy_j", "state"]
@@ -118,10 +118,8 @@ def measure(store: Store, url: str, gpus: int, seconds: int, end_ns: int, histor
         store.write([sample(index, {name: state[index][name] for name in FLEET_FIELDS}, at + index) for index in some])
     before = ask_all(store, gpus, end_ns, end_ns, history, repeat=1)
     began, cpu = time.perf_counter(), time.process_time()
-    usual, influxdb_rollup.SWEEP_EVERY_S = influxdb_rollup.SWEEP_EVERY_S, 0.0  # all of it now
     while store.rollup(end_ns, 60.0):
         pass
-    influxdb_rollup.SWEEP_EVERY_S = usual
     took = f"{time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} s of cpu"
     yield f"rolling up {history // 60 + 96 * gpus:,} minutes of GPUs", took
 

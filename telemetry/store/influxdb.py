@@ -33,7 +33,7 @@ class InfluxStore:
     Nothing is asked of the server before the first call, so that it may come up later. The database is created by the first write
     when this user may; until then it reads as empty. A 2.x bucket must exist.
 
-    `prune` counts at least what every row of a series has in common, and needs a server older than 3.
+    `prune` needs a server older than 2; of samples that another wrote it counts at least what every row of a series has in common.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,7 +107,7 @@ class InfluxStore:
             if self.rolls_up and "*" in before_ns and self.exists():
                 self._rollups.keep(level_ns, (time.time_ns() - before_ns["*"]) / 86_400e9)
             return 0
-        if self.rolls_up and self._rollups.since_ns() is not None:
+        if self.rolls_up and self.exists():
             self._rollups.finish(max(before_ns.values(), default=0))
         removed = 0
         for measurement in catalogue.MEASUREMENTS:

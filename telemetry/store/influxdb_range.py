@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -10,11 +11,12 @@ from telemetry import catalogue
 from telemetry.catalogue import Kind
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
 from telemetry.store.influxdb_http import InfluxServer
-from telemetry.store.influxdb_rollup import FLEET, InfluxRollups, runs
+from telemetry.store.influxdb_rollup import FLEET, FRESH_NS, SHOWN_NS, InfluxRollups, Mark, runs
 from telemetry.store.influxql import condition, conditions, identifier, impossible, tags_of
 from telemetry.store.interface import Column, Spread, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Gauge, answers, drawn, level_ns, reduced, spreads
 
+_DRAWN = 4096
 _Key = tuple[tuple[str, str], ...]
 _Cells = dict[str, dict[_Key, list[tuple[int, Cell]]]]
 
@@ -24,6 +26,9 @@ class InfluxRanges:
         self._server = server
         self._query = server.query
         self._rollups = rollups
+        self._drawn: dict[
+            tuple[str, str, int], tuple[int, Gauge]
+        ] = {}  # by measurement, field and minute; with its mark
 
     def range(
         self,
@@ -169,13 +174,10 @@ class InfluxRanges:
         if not over.count or impossible(where):
             return []
         before = self._raw_part(over)
-        for field in wanted if before.count else ():
-            name = identifier(field.name)
-            for series in self._query(
-                f"SELECT count({name}), mean({name}), min({name}), max({name}) FROM {identifier(measurement)} "
-                f"WHERE {condition((before.first_ns, before.end_ns), where)} GROUP BY time({over.step_ns}ns) fill(none)"
-            ):
-                cells[field.name] += [(time_ns, Gauge(*parts)) for time_ns, *parts in series["values"]]
+        if before.count:
+            clause = condition((before.first_ns, before.end_ns), where)
+            for field in wanted:
+                cells[field.name] += self._cells_of_all(measurement, field.name, clause, step_ns)
         if before.count < over.count:
             span = before.end_ns, over.end_ns
             if where:
@@ -196,7 +198,9 @@ class InfluxRanges:
     ) -> None:
         """Cells of all series together, where nothing is open; of open minutes those of each series."""
         name = FLEET + measurement
-        is_open = {mark.start_ns for mark in self._rollups.open("fleet", *span)}
+        asked_ns = time.time_ns()
+        marks = {mark.start_ns: mark for mark in self._rollups.open("fleet", *span)}
+        is_open = marks.keys()
         minutes = [span]
         stale: set[int] = set()
         if level == QUARTER_NS:
@@ -212,10 +216,46 @@ class InfluxRanges:
                 if start_ns not in is_open and (level == MINUTE_NS or start_ns // QUARTER_NS * QUARTER_NS in stale):
                     for field, cell in row.items():
                         cells[field].append((start_ns, cell))
-        for part in runs(is_open, MINUTE_NS):
+        # of fresh minutes no raw sample has gone yet, so the server may draw all series together
+        fresh = [mark for mark in marks.values() if mark.start_ns >= asked_ns - FRESH_NS]
+        for gauge in fields:
+            cells[gauge.name] += self._fleet_minutes(measurement, gauge.name, fresh, asked_ns)
+        older = is_open - {mark.start_ns for mark in fresh}
+        for part in runs(older, MINUTE_NS):
             found, _ = self._gather(measurement, fields, None, part, MINUTE_NS)
             for field, of_series in found.items():
-                cells[field] += [timed for several in of_series.values() for timed in several if timed[0] in is_open]
+                cells[field] += [timed for several in of_series.values() for timed in several if timed[0] in older]
+
+    def _fleet_minutes(
+        self, measurement: str, name: str, marks: Sequence[Mark], asked_ns: int
+    ) -> Iterator[tuple[int, Cell]]:
+        """Cells of minutes from the raw samples of all series; nothing is drawn twice that nobody wrote to meanwhile."""
+        if len(self._drawn) > _DRAWN:
+            self._drawn.clear()
+        missing: dict[int, Mark] = {}
+        for mark in marks:
+            at, cell = self._drawn.get((measurement, name, mark.start_ns), (None, None))
+            if cell is not None and at == mark.at:
+                yield mark.start_ns, cell
+            else:
+                missing[mark.start_ns] = mark
+        for part in runs(missing, MINUTE_NS):
+            for start_ns, cell in self._cells_of_all(measurement, name, condition(part), MINUTE_NS):
+                if start_ns in missing:
+                    yield start_ns, cell
+                    mark = missing[start_ns]
+                    if mark.written_ns < asked_ns - SHOWN_NS:
+                        self._drawn[measurement, name, start_ns] = mark.at, cell
+
+    def _cells_of_all(self, measurement: str, name: str, clause: str, step_ns: int) -> Iterator[tuple[int, Gauge]]:
+        """A gauge of all series together over each step, drawn by the server."""
+        quoted = identifier(name)
+        for series in self._query(
+            f"SELECT count({quoted}), mean({quoted}), min({quoted}), max({quoted}) FROM {identifier(measurement)} "
+            f"WHERE {clause} GROUP BY time({step_ns}ns) fill(none)"
+        ):
+            for start_ns, *parts in series["values"]:
+                yield start_ns, Gauge(*parts)
 
     def _range_plain(
         self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns

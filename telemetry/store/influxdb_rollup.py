@@ -1,9 +1,12 @@
 """Rollups on an InfluxDB 1.x server: written by us into retention policies of their own, since its own queries can't OR masks.
 
-Every write carries marks of the minutes that it touched, one for its node and one for the fleet, in the same request. A mark is `at`,
-a number of the write's own, and is settled when the one that rolled it up has written the same number as `done`: whatever comes in between,
-from any number of writers and of processes that roll up, leaves it open. What is open is read from raw samples, and so is what was
-written before the first rollup.
+Every write carries marks of the minutes that it touched, one for its node and one for the fleet, and of the hours, in the same
+request. A mark is `at`, a number of the write's own, and is settled when the one that rolled it up has written the same number as
+`done`: whatever comes in between, from any number of writers and of processes that roll up, leaves it open. What is open is read from
+raw samples. Only hours that are open are looked into, so that late samples are found without a look at all that there are.
+
+What was written without marks, before there were any, is marked afterwards, a quarter of an hour at a time and the newest first;
+until it is, it is read from raw samples too.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from telemetry import catalogue
 from telemetry.catalogue import Field, Kind
 from telemetry.sample import Sample, Value
 from telemetry.store.buckets import order
+from telemetry.store.influxql import identifier, literal, tags_of
 from telemetry.store.interface import StoreError
 from telemetry.store.rollup import (
     MINUTE_NS,
@@ -36,11 +40,17 @@ POLICIES: Mapping[int, tuple[str, int]] = {MINUTE_NS: ("pairscope_1min", 90), QU
 """The retention policy of each level, and the days that it is made with."""
 SETTLE_NS = 20 * 10**9  # clocks of writers and this one may differ by so much without work being done twice
 MARKS = "rollup"
+_OF_A_MINUTE = ("minute", "fleet")
 _PREFIXES = {MINUTE_NS: "1min:", QUARTER_NS: "15min:"}
 FLEET = "fleet:"
-_RECENT_NS = 7200 * 10**9
-SWEEP_EVERY_S = 300.0
-"""Open marks are looked for in the last two hours each time, and in all that there are as often as this."""
+FRESH_NS = 3600 * 10**9
+"""Nobody lets raw samples go as early as this."""
+HOUR_NS = 3600 * 10**9
+SHOWN_NS = 5 * 10**9
+"""The points of one write come to light one after the other. Within this time they all have, and so it is not rolled up earlier."""
+_AT_BITS = 20
+_REACHES_NS = (QUARTER_NS, 86_400 * 10**9, 40 * 86_400 * 10**9, 2**62)
+"""How far back older samples are looked for, in turn."""
 _NODES_AT_ONCE = 16
 _MOST_RUNS = 20
 _CLIP = 2**63 - 1
@@ -53,12 +63,16 @@ Post = Callable[[Sequence[Sample], str], None]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`kind` is minute, quarter (of `node`), fleet or fleet_quarter."""
+    """`kind` is minute, quarter (of `node`), fleet, fleet_quarter or hour (of all). `at` begins with when it was written, in ms."""
 
     kind: str
     node: str
     start_ns: int
     at: int
+
+    @property
+    def written_ns(self) -> int:
+        return (self.at >> _AT_BITS) * 10**6
 
     def opened(self) -> Sample:
         return Sample(MARKS, {"kind": self.kind, "node": self.node}, {"at": self.at, "open": 1}, self.start_ns)
@@ -69,56 +83,69 @@ class Mark:
 
 def marks(samples: Iterable[Sample]) -> list[Sample]:
     """What a write of these samples has to carry beside them."""
-    at = secrets.randbits(62)
+    at = _now()
     touched = {
         (sample.tags.get("node", ""), sample.time_ns // MINUTE_NS * MINUTE_NS)
         for sample in samples
         if sample.measurement not in SINGLE
     }
     fleet = {start_ns for _, start_ns in touched}
+    hours = {start_ns // HOUR_NS * HOUR_NS for start_ns in fleet}
     return [
         *(Mark("minute", node, start_ns, at).opened() for node, start_ns in sorted(touched)),
         *(Mark("fleet", "", start_ns, at).opened() for start_ns in sorted(fleet)),
+        *(Mark("hour", "", start_ns, at).opened() for start_ns in sorted(hours)),
     ]
+
+
+def _now() -> int:
+    return time.time_ns() // 10**6 << _AT_BITS | secrets.randbits(_AT_BITS)
 
 
 class InfluxRollups:
     """One server's rollups. `query` answers one InfluxQL statement with its series, `post` writes."""
 
     def __init__(self, database: str, query: Query, post: Post) -> None:
-        self._database = _quoted(database)
+        self._database = identifier(database)
         self._query = query
         self._post = post
         self._ready = False
         self._since_ns: int | None = None
         self._asked_s = float("-inf")
-        self._swept_s = float("-inf")
+        self._told_ns = 0  # when `since_ns` was written down last
         self._measurements: list[str] = []
 
     # --- what is kept
 
     def since_ns(self) -> int | None:
         """From when on every sample has left its mark; None while nothing was ever rolled up. Asked at most once a minute."""
-        if self._since_ns is None and time.monotonic() - self._asked_s > 60:
+        if time.monotonic() - self._asked_s > 60:
             self._asked_s = time.monotonic()
-            found = self._query(f"SELECT first(since) FROM {_quoted(MARKS)} WHERE kind = 'began'")
-            if found:
-                self._since_ns = int(found[0]["values"][0][1])
+            found = self._query(f"SELECT since FROM {identifier(MARKS)} WHERE kind = 'began'")
+            rows = [row for series in found for row in series["values"]]
+            self._since_ns = min((int(row[1]) for row in rows), default=None)
+            self._told_ns = max((row[0] for row in rows), default=0)
         return self._since_ns
+
+    def _tell(self, since_ns: int) -> None:
+        """Written down anew now and then, as the server's policy lets old points go."""
+        now_ns = time.time_ns()
+        self._post([Sample(MARKS, {"kind": "began"}, {"since": since_ns}, now_ns // HOUR_NS * HOUR_NS)], "")
+        self._since_ns, self._told_ns = since_ns, now_ns
 
     def keep(self, level_ns: int, days: float) -> None:
         """The server drops cells of a level that are older than this; it works by whole shards, so a little later."""
         name, _ = POLICIES[level_ns]
         hours = max(1, round(days * 24))
         self._make_policies()
-        self._query(f"ALTER RETENTION POLICY {_quoted(name)} ON {self._database} DURATION {hours}h")
+        self._query(f"ALTER RETENTION POLICY {identifier(name)} ON {self._database} DURATION {hours}h")
 
     def _make_policies(self) -> None:
         if not self._ready:
             for name, days in POLICIES.values():
                 try:
                     self._query(
-                        f"CREATE RETENTION POLICY {_quoted(name)} ON {self._database} DURATION {days}d REPLICATION 1"
+                        f"CREATE RETENTION POLICY {identifier(name)} ON {self._database} DURATION {days}d REPLICATION 1"
                     )
                 except StoreError as error:
                     if "already exists" not in str(error) and "conflicts" not in str(error):
@@ -131,55 +158,118 @@ class InfluxRollups:
         """Draw together what ended by `now_ns`, for about `budget_s`; whether some of it is left."""
         deadline_s = time.monotonic() + budget_s
         self._make_policies()
-        if self.since_ns() is None:
+        since_ns = self.since_ns()
+        if since_ns is None:
             self._asked_s = float("-inf")  # ask anew
-            if self.since_ns() is None:
-                self._post([Sample(MARKS, {"kind": "began"}, {"since": now_ns}, now_ns)], "")
-                self._since_ns = now_ns
+            since_ns = self.since_ns()
+        if since_ns is None or time.time_ns() - self._told_ns > 6 * HOUR_NS:
+            self._tell(now_ns if since_ns is None else since_ns)
         self._measurements = [
             row[0]
             for series in self._query("SHOW MEASUREMENTS")
             for row in series["values"]
             if row[0] in catalogue.MEASUREMENTS and row[0] not in SINGLE
         ]
-        sweep = time.monotonic() - self._swept_s >= SWEEP_EVERY_S
-        from_ns = 0 if sweep else now_ns - _RECENT_NS
-        # the fleet's marks are looked up before its nodes', so that what is written meanwhile leaves them open
-        fleet = self.open("fleet", from_ns, now_ns - MINUTE_NS + 1)
-        nodes = self.open("minute", from_ns, now_ns - MINUTE_NS + 1)
-        for roll, some in self._pieces(nodes, fleet, from_ns, now_ns - QUARTER_NS + 1):
-            roll(some)
-            self._post([mark.settled() for mark in some], "")
-            if time.monotonic() >= deadline_s:
-                return True
-        if sweep:
-            self._swept_s = time.monotonic()
-        return False
+        waiting = False
+        for hour in sorted(self.open("hour", 0, now_ns), key=lambda mark: -mark.start_ns):
+            fresh_ns = time.time_ns() - SHOWN_NS
+            for roll, some in self._pieces(hour.start_ns, now_ns, fresh_ns):
+                roll(some)
+                self._post([mark.settled() for mark in some], "")
+                if time.monotonic() >= deadline_s:
+                    return True
+            waiting = self._leave(hour, now_ns, fresh_ns) or waiting
+        if waiting:
+            time.sleep(min(budget_s, 0.25))
+            return True
+        return self._reach_back()
 
     def _pieces(
-        self, nodes: Sequence[Mark], fleet: Sequence[Mark], from_ns: int, to_ns: int
+        self, hour_ns: int, now_ns: int, fresh_ns: int
     ) -> Iterator[tuple[Callable[[Sequence[Mark]], None], list[Mark]]]:
-        for some in _portions(nodes):
+        def due(kind: str, length_ns: int) -> list[Mark]:
+            found = self.open(kind, hour_ns, min(hour_ns + HOUR_NS, now_ns - length_ns + 1))
+            return [mark for mark in found if mark.written_ns <= fresh_ns]
+
+        # the fleet's marks are looked up before its nodes', so that what is written meanwhile leaves them open
+        fleet = due("fleet", MINUTE_NS)
+        for some in _portions(due("minute", MINUTE_NS)):
             yield self._minutes, some
         for some in _portions(fleet):
             yield self._fleet_minutes, some
-        for kind in ("quarter", "fleet_quarter"):  # opened by the above
-            for some in _portions(self.open(kind, from_ns, to_ns)):
+        for kind in ("quarter", "fleet_quarter"):  # opened by the above, whose cells are all there
+            for some in _portions(self.open(kind, hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1))):
                 yield self._quarters, some
+
+    def _leave(self, hour: Mark, now_ns: int, fresh_ns: int) -> bool:
+        """Settle the hour when nothing in it is open; whether something is that only needs a moment."""
+        span = (hour.start_ns, hour.start_ns + HOUR_NS)
+        left = [mark for kind in ("minute", "fleet", "quarter", "fleet_quarter") for mark in self.open(kind, *span)]
+        if not left and hour.written_ns <= fresh_ns:
+            self._post([hour.settled()], "")
+            return False
+        due = [
+            mark for mark in left if mark.start_ns <= now_ns - (MINUTE_NS if mark.kind in _OF_A_MINUTE else QUARTER_NS)
+        ]
+        return bool(due) or not left
+
+    def _reach_back(self) -> bool:
+        """Mark the newest quarter of an hour with samples from before there were marks; whether there was one."""
+        since_ns = self.since_ns()
+        assert since_ns is not None
+        if since_ns <= 0:
+            return False
+        end_ns = -(-since_ns // QUARTER_NS) * QUARTER_NS
+        newest_ns = None
+        for reach_ns in _REACHES_NS:
+            span = _time(max(0, since_ns - reach_ns), since_ns)
+            newest_ns = max((at_ns for name in self._measurements for at_ns in self._newest(name, span)), default=None)
+            if newest_ns is not None:
+                break
+        if newest_ns is None:
+            self._tell(0)
+            return False
+        start_ns = _quarter(newest_ns)
+        end_ns = min(end_ns, start_ns + QUARTER_NS)
+        nodes = {""} | {
+            row[1]
+            for series in self._query('SHOW TAG VALUES WITH KEY = "node"')
+            if series["name"] in self._measurements
+            for row in series["values"]
+        }
+        known = self._query(
+            f"SELECT at FROM {identifier(MARKS)} WHERE kind = 'minute' AND {_time(start_ns, end_ns)} GROUP BY node"
+        )
+        marked = {(tags_of(series).get("node", ""), row[0]) for series in known for row in series["values"]}
+        at = _now() - (SHOWN_NS // 10**6 + 1 << _AT_BITS)  # what it stands for has long come to light
+        minutes = range(start_ns, end_ns, MINUTE_NS)
+        made = [
+            Mark("minute", node, minute, at).opened()
+            for node in sorted(nodes)
+            for minute in minutes
+            if (node, minute) not in marked
+        ]
+        made += [Mark("fleet", "", minute, at).opened() for minute in minutes]
+        self._post([*made, Mark("hour", "", start_ns // HOUR_NS * HOUR_NS, at).opened()], "")
+        self._tell(start_ns)
+        return True
+
+    def _newest(self, measurement: str, span: str) -> list[int]:
+        newest = self._query(f"SELECT * FROM {identifier(measurement)} WHERE {span} ORDER BY time DESC LIMIT 1")
+        return [row[0] for series in newest for row in series["values"]]
 
     def finish(self, before_ns: int) -> None:
         """Draw together all that is older, before it goes."""
-        self._swept_s = float("-inf")
         while self.work(before_ns + QUARTER_NS, 60.0):
             pass
 
     def open(self, kind: str, first_ns: int, end_ns: int, nodes: str = "") -> list[Mark]:
         """The open marks that start in the span; `nodes` is a further condition."""
         return [
-            Mark(kind, series.get("tags", {}).get("node", ""), row[0], int(row[1]))
+            Mark(kind, tags_of(series).get("node", ""), row[0], int(row[1]))
             for series in self._query(
-                f"SELECT at FROM {_quoted(MARKS)} WHERE kind = '{kind}' AND (open = 1 OR at != done) "
-                f"AND time >= {first_ns} AND time < {end_ns}{nodes} GROUP BY node"
+                f"SELECT at FROM {identifier(MARKS)} WHERE kind = '{kind}' AND (open = 1 OR at != done) "
+                f"AND {_time(first_ns, end_ns)}{nodes} GROUP BY node"
             )
             for row in series["values"]
             if row[1] is not None
@@ -192,8 +282,8 @@ class InfluxRollups:
         for measurement in self._measurements:
             fields = catalogue.MEASUREMENTS[measurement].fields
             where = f"{_time(*span)}{_nodes({mark.node for mark in some})}"
-            for series in self._query(f"SELECT * FROM {_quoted(measurement)} WHERE {where} GROUP BY *"):
-                tags = _tags(series)
+            for series in self._query(f"SELECT * FROM {identifier(measurement)} WHERE {where} GROUP BY *"):
+                tags = tags_of(series)
                 rows = [row for row in series["values"] if (tags.get("node", ""), _minute(row[0])) in wanted]
                 for start_ns, several in _by_start(rows, MINUTE_NS):
                     cells = {
@@ -252,14 +342,14 @@ class InfluxRollups:
         self._put(QUARTER_NS, made, None if fleet else span)
 
     def _open(self, kind: str, places: Iterable[tuple[str, int]]) -> None:
-        at = secrets.randbits(62)
+        at = _now()
         self._post([Mark(kind, node, start_ns, at).opened() for node, start_ns in sorted(places)], "")
 
     def _put(self, level_ns: int, made: Sequence[Sample], span: tuple[int, int] | None) -> None:
         """Write cells; one that is there from more samples than are left now stays as it is (raw samples only ever go when old)."""
         policy, _ = POLICIES[level_ns]
         kept: set[tuple[str, Any, int]] = set()
-        if span is not None and made and span[0] < time.time_ns() - _RECENT_NS:
+        if span is not None and made and span[0] < time.time_ns() - FRESH_NS:
             counts = {(s.measurement, order(s.tags), s.time_ns): s.fields["samples"] for s in made}
             nodes = _nodes({sample.tags.get("node", "") for sample in made})
             for measurement in {sample.measurement for sample in made}:
@@ -267,7 +357,7 @@ class InfluxRollups:
                     f"SELECT samples FROM {self._source(level_ns, measurement)} WHERE {_time(*span)}{nodes} GROUP BY *"
                 ):
                     for start_ns, n in series["values"]:
-                        place = (measurement, order(_tags(series)), start_ns)
+                        place = (measurement, order(tags_of(series)), start_ns)
                         if n is not None and n > counts.get(place, n):
                             kept.add(place)
         self._post([s for s in made if (s.measurement, order(s.tags), s.time_ns) not in kept], policy)
@@ -278,17 +368,17 @@ class InfluxRollups:
         self, level_ns: int, measurement: str, fields: Sequence[Field], where: str
     ) -> Iterator[tuple[Mapping[str, str], int, int, dict[str, Cell]]]:
         """(tags, start_ns, samples, field -> cell) of one level as they stand, with an InfluxQL condition."""
-        names = [_quoted(name) for field in fields for name in _columns(field)]
+        names = [identifier(name) for field in fields for name in _columns(field)]
         source = self._source(level_ns, _PREFIXES[level_ns] + measurement)
         for series in self._query(f"SELECT samples, {', '.join(names)} FROM {source} WHERE {where} GROUP BY *"):
-            tags = _tags(series)
+            tags = tags_of(series)
             for row in series["values"]:
                 values = dict(zip(series["columns"], row, strict=True))
                 cells = {f.name: cell for f in fields if (cell := _read(f, row[0], values)) is not None}
                 yield tags, row[0], values["samples"] or 0, cells
 
     def _source(self, level_ns: int, measurement: str) -> str:
-        return f"{self._database}.{_quoted(POLICIES[level_ns][0])}.{_quoted(measurement)}"
+        return f"{self._database}.{identifier(POLICIES[level_ns][0])}.{identifier(measurement)}"
 
 
 def runs(starts: Collection[int], length_ns: int) -> list[tuple[int, int]]:
@@ -366,21 +456,12 @@ def _read(field: Field, start_ns: int, values: Mapping[str, Any]) -> Cell | None
     return cast("Cell", parts[0])
 
 
-def _tags(series: Mapping[str, Any]) -> Mapping[str, str]:
-    return {name: value for name, value in series.get("tags", {}).items() if value}
-
-
 def _time(first_ns: int, end_ns: int) -> str:
     return f"time >= {first_ns} AND time < {end_ns}"
 
 
 def _nodes(nodes: Iterable[str]) -> str:
-    literals = ("'" + node.replace("\\", "\\\\").replace("'", "\\'") + "'" for node in sorted(nodes))
-    return f" AND ({' OR '.join(f'node = {literal}' for literal in literals)})"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f" AND ({' OR '.join(f'node = {literal(node)}' for node in sorted(nodes))})"
 
 
 def _minute(time_ns: int) -> int:

@@ -108,7 +108,11 @@ class Survey:
 
 
 class Store(Protocol):
-    """The interface. Times are wall nanoseconds. All methods raise StoreError on failure."""
+    """The interface. Times are wall nanoseconds. All methods raise StoreError on failure.
+
+    A sample holds the fields of one time, never an older field beside a newer one. One that is being written while it is read is not
+    there yet, or there with all of its fields; a server may show them one after the other, and its store then gives them a moment.
+    """
 
     url: str
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from telemetry.sample import Sample
-from telemetry.store import StoreDown, StoreError, open_existing, open_store, public_url
+from telemetry.store import StoreDown, StoreError, influxdb_rollup, open_existing, open_store, public_url
 from telemetry.store.influxdb import InfluxStore
 from telemetry.store.influxdb_http import parse
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
@@ -201,22 +201,96 @@ def test_levels_have_policies_of_their_own_whose_length_follows_what_is_kept(inf
 
 
 @pytest.mark.server
-def test_samples_from_before_the_first_rollup_are_read_as_they_are(influxd: Influxd) -> None:
-    store = InfluxStore(influxd.new_url())
-    store._post([host(0)])
-    old = gzip.compress(f"host,node=n1 load1=3 {T0 + 30 * S}\n".encode())  # by a version that left no marks
-    store.server.call("POST", "/write", {"db": store.server.address.database}, body=old)
-    since = T0 + 1000 * S
-    store.rollup(since)
-    store.write([host(2000, load=8.0)])
-    store.rollup(since + 3600 * S)
-    found = store.range("host", ["load1"], start_ns=T0, end_ns=T0 + 2400 * S, step_ns=300 * S)
-    assert found[0].values == [2.0, None, None, None, None, None, 8.0, None]
+def test_samples_from_before_the_first_rollup_are_rolled_up_a_quarter_at_a_time_the_newest_first(
+    influxd: Influxd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(influxdb_rollup, "SHOWN_NS", 0)
+    url = influxd.new_url()
+    store = InfluxStore(url)
+    store.write([host(900, load=8.0)])
+    # by a writer that leaves no marks: a day ago, an hour ago on another node, and in the quarter that is marked already
+    long_ago = -86_400
+    old = {long_ago: ("n1", 2.0), long_ago + 30: ("n1", 4.0), -3600: ("n2", 1.0), 901: ("n1", 6.0), 1000: ("n1", 5.0)}
+    store.server.write("".join(f"host,node={n} load1={v} {T0 + t * S}\n" for t, (n, v) in old.items()))
+
+    def ranges() -> dict[str, dict[int, float]]:
+        """node -> seconds after T0 -> mean over fifteen minutes"""
+        span = {"start_ns": T0 + long_ago * S, "end_ns": T0 + 1800 * S, "step_ns": QUARTER_NS}
+        return {
+            column.tags["node"]: {
+                long_ago + 900 * place: value for place, value in enumerate(column.values) if value is not None
+            }
+            for column in store.range("host", ["load1"], **span)
+        }
+
+    wanted = {"n1": {long_ago: 3.0, 900: pytest.approx(19 / 3)}, "n2": {-3600: 1.0}}
+    reached: list[int] = []
+    more = True
+    while more:
+        assert ranges() == wanted
+        store.close()
+        store = InfluxStore(url)  # whoever comes next goes on
+        more = store.rollup(T0 + 1800 * S, 0.0)
+        since_ns = store._rollups.since_ns()
+        assert since_ns is not None
+        reached.append((since_ns - T0) // S if since_ns else 0)
+    steps = list(dict.fromkeys(reached))
+    assert steps[1:] == [900, -3600, long_ago, 0]
+    assert ranges() == wanted
+    store.server.query("DELETE FROM host")
+    store.close()
+    store = InfluxStore(url)
+    assert ranges() == wanted
+    assert not store.rollup(T0 + 1800 * S)
     store.close()
 
 
 @pytest.mark.server
-def test_two_that_roll_up_at_once_and_a_write_between_them_lose_nothing(influxd: Influxd) -> None:
+def test_a_late_sample_is_found_by_its_hour_alone(influxd: Influxd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(influxdb_rollup, "SHOWN_NS", 0)
+    store = InfluxStore(influxd.new_url())
+    store.write([host(3600 * hour) for hour in range(10)])
+    while store.rollup(T0 + 40_000 * S):
+        pass
+    assert store._rollups.open("hour", 0, 2**62) == []
+    store.write([host(7230, load=5.0)])
+    asked: list[str] = []
+    query = store.server.query
+    monkeypatch.setattr(store._rollups, "_query", lambda text: asked.append(text) or query(text))
+    while store.rollup(T0 + 40_000 * S):
+        pass
+    wide = [text for text in asked if "WHERE" in text and f"time >= {T0 + 7200 * S}" not in text]
+    assert all("kind = 'hour'" in text for text in wide)
+    assert any("kind = 'minute'" in text for text in asked)
+    assert asked_values(store, T0 + 7200 * S, MINUTE_NS) == [3.0]
+    store.close()
+
+
+def asked_values(store: InfluxStore, start_ns: int, step_ns: int) -> list[float | None]:
+    return store.range("host", ["load1"], start_ns=start_ns, end_ns=start_ns + step_ns, step_ns=step_ns)[0].values
+
+
+@pytest.mark.server
+def test_what_was_just_written_is_not_rolled_up_before_all_of_it_shows(
+    influxd: Influxd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(influxdb_rollup, "SHOWN_NS", 3600 * S)
+    store = InfluxStore(influxd.new_url())
+    store.write([host(0)])
+    assert store.rollup(T0 + 3600 * S, 0.01)  # there is more to do
+    assert len(store._rollups.open("minute", 0, 2**62)) == 1
+    monkeypatch.setattr(influxdb_rollup, "SHOWN_NS", 0)
+    while store.rollup(T0 + 3600 * S):
+        pass
+    assert store._rollups.open("minute", 0, 2**62) == store._rollups.open("hour", 0, 2**62) == []
+    store.close()
+
+
+@pytest.mark.server
+def test_two_that_roll_up_at_once_and_a_write_between_them_lose_nothing(
+    influxd: Influxd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(influxdb_rollup, "SHOWN_NS", 0)
     url = influxd.new_url()
     one, two = InfluxStore(url), InfluxStore(url)
     one.prepare()

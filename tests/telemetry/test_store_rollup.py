@@ -39,7 +39,7 @@ Values = dict[tuple[str, str], dict[str, list[float | None]]]
 @pytest.fixture(params=["sqlite", pytest.param("influxdb", marks=pytest.mark.server)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     if request.param == "influxdb":
-        monkeypatch.setattr(influxdb_rollup, "SWEEP_EVERY_S", 0.0)
+        monkeypatch.setattr(influxdb_rollup, "SHOWN_NS", 0)
         opened = open_store(request.getfixturevalue("influxd").new_url())
         opened.prepare()
         opened.rollup(T0 - 3600 * S)  # from now on all samples leave their marks
