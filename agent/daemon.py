@@ -49,7 +49,7 @@ from agent.sampler import (
 from agent.settings import AgentSettings, EngineTarget
 from agent.spool import Spool, SpoolError
 from telemetry.messages import say
-from telemetry.process import notify, stop_event
+from telemetry.process import notify, on_signals, stop_event
 from telemetry.sample import Sample
 from telemetry.store import StoreDown, StoreError, open_store
 
@@ -96,10 +96,10 @@ def _on_hangup(asked: threading.Event, stop: threading.Event) -> None:
     """SIGHUP asks for a reload; from a terminal that was closed it means the end, as for any program."""
     had_terminal = has_terminal()
 
-    def on_signal(_number: int, _frame: object) -> None:
+    def hung_up() -> None:
         (stop if terminal_is_gone(had_terminal) else asked).set()
 
-    signal.signal(signal.SIGHUP, on_signal)
+    on_signals(hung_up, signal.SIGHUP)
 
 
 def _reload_when_asked(agent: Agent, gather: Gather, asked: threading.Event) -> None:

@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -61,10 +62,23 @@ def die_with_parent() -> None:
 def stop_event() -> threading.Event:
     """An event that SIGTERM and SIGINT set. Call from the main thread, once."""
     stopping = threading.Event()
-
-    def on_signal(_number: int, _frame: object) -> None:
-        stopping.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    on_signals(stopping.set, signal.SIGTERM, signal.SIGINT)
     return stopping
+
+
+def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
+    """Have `act` called, on a thread of its own, whenever one of the signals comes. Call from the main thread.
+
+    A handler runs in the main thread, between any two of its instructions. If it set an Event that this thread is just about to wait at,
+    it would wait for ever for a lock that the thread itself holds; putting into a SimpleQueue takes no lock.
+    """
+    came: SimpleQueue[int] = SimpleQueue()
+
+    def follow() -> None:
+        while True:
+            came.get()
+            act()
+
+    threading.Thread(target=follow, name="signals", daemon=True).start()
+    for number in numbers:
+        signal.signal(number, lambda got, _frame: came.put(got))
