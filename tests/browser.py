@@ -30,7 +30,7 @@ class Browser:
     def value(self, expression: str) -> Any:
         return self.run(f"return {expression}")
 
-    def wait(self, expression: str, timeout_s: float = 30.0) -> Any:
+    def wait(self, expression: str, timeout_s: float = 90.0) -> Any:
         """The first true value of a JavaScript expression; fails naming it when none comes."""
         until = time.monotonic() + timeout_s
         while True:
@@ -38,7 +38,7 @@ class Browser:
             if found:
                 return found
             assert time.monotonic() < until, f"never true: {expression}"
-            time.sleep(0.1)
+            time.sleep(0.03)
 
     def text(self, selector: str) -> str:
         return str(self.value(f"(document.querySelector({selector!r}) || {{}}).innerText || ''"))
@@ -75,7 +75,7 @@ def browser(need_program: Callable[[str], str]) -> Iterator[Browser]:
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         driver = webdriver.Chrome(options=options, service=Service(driver_path))
-        driver.set_page_load_timeout(40)
-        driver.set_script_timeout(20)
+        driver.set_page_load_timeout(120)
+        driver.set_script_timeout(60)
         yield Browser(driver)
         driver.quit()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable
 
 import pytest
+
+from tests import ports
 
 pytest_plugins = ["tests.browser"]
 
@@ -32,11 +33,5 @@ def need_program() -> Callable[[str], str]:
 
 @pytest.fixture
 def free_port() -> Callable[[], int]:
-    """A loopback TCP port that was free a moment ago."""
-
-    def pick() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return pick
+    """A loopback port that stays free until a server of the test takes it."""
+    return ports.free_port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import psutil
 
@@ -13,6 +14,14 @@ def has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def eventually_ended(pid: int, within_s: float = 60.0) -> bool:
+    """Whether the process ends by itself by then."""
+    give_up_s = time.monotonic() + within_s
+    while not has_ended(pid) and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    return has_ended(pid)
 
 
 def children_named(name: str) -> list[psutil.Process]:

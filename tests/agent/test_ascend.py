@@ -51,7 +51,7 @@ class Ticks:
     def scrape(self, after_s: float = 5.0) -> list[Sample]:
         self.now_s += after_s
         samples = self._tick()
-        before, give_up_s = self.collector._scrape.last, time.monotonic() + 20
+        before, give_up_s = self.collector._scrape.last, time.monotonic() + 90
         while time.monotonic() < give_up_s:
             samples += self._tick()
             if self.collector._scrape.last is not before:

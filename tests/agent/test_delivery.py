@@ -266,14 +266,14 @@ def test_stop_does_not_wait_for_a_store_that_hangs(tmp_path: Path) -> None:
     class Hanging(Ledger):
         def write(self, samples: Sequence[Sample]) -> list[Rejected]:
             entered.set()
-            release.wait(30)
+            release.wait(120)
             return super().write(samples)
 
     spool = Spool(tmp_path / "spool", commit_every_s=0.02, min_free_bytes=0)
     delivery = Delivery(spool, Hanging().open)
     delivery.start()
     spool.append([host(0)])
-    assert entered.wait(10)
+    assert entered.wait(120)
     assert not delivery.stop(timeout_s=0.1)
     release.set()
     spool.close()

@@ -218,7 +218,7 @@ def test_a_port_in_use_is_one_line_with_port_and_remedy(free_port: Callable[[], 
 
 def open_sockets(served: str, count: int) -> list[socket.socket]:
     port = int(served.rpartition(":")[2])
-    return [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(count)]
+    return [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
 
 
 def test_more_than_forty_at_once_are_told_so_and_places_come_free_again(served: str) -> None:
@@ -233,7 +233,7 @@ def test_more_than_forty_at_once_are_told_so_and_places_come_free_again(served: 
 
 
 def until_status(served: str, status: int) -> httpx.Response:
-    give_up_s = time.monotonic() + 20
+    give_up_s = time.monotonic() + 90
     while time.monotonic() < give_up_s:
         with contextlib.suppress(httpx.TransportError):
             answer = httpx.get(f"{served}/metrics")
@@ -277,7 +277,7 @@ def test_a_host_without_a_file_left_is_not_asked_in_a_busy_loop(served: str, mon
             endpoint_module.time, "sleep", lambda wait_s: waits.append(wait_s) or threading.Event().wait(0.01)
         )
         with open_sockets(served, 1)[0]:
-            give_up_s = time.monotonic() + 20
+            give_up_s = time.monotonic() + 90
             while len(attempts) < 5 and time.monotonic() < give_up_s:
                 threading.Event().wait(0.01)
     assert len(attempts) >= 5
@@ -299,7 +299,7 @@ def test_many_clients_at_once_all_get_an_answer(served: str) -> None:
     def ask() -> None:
         for _ in range(10):
             with contextlib.suppress(httpx.TransportError):
-                statuses.append(httpx.get(f"{served}/metrics", timeout=20).status_code)
+                statuses.append(httpx.get(f"{served}/metrics", timeout=120).status_code)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:

@@ -58,7 +58,7 @@ class Ticks:
 
     def until(self, holds: Callable[[Sample], bool]) -> Sample:
         """Tick until the only engine's sample is so; only for what must come at some time."""
-        give_up_s = time.monotonic() + 20
+        give_up_s = time.monotonic() + 90
         while time.monotonic() < give_up_s:
             samples = [sample for sample in self.all() if sample.measurement == "engine"]
             if samples and holds(samples[0]):

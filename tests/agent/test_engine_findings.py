@@ -90,7 +90,7 @@ def examined(*targets: EngineTarget, proc: Path | None = None, gpus: Sequence[Gp
     collector = EngineCollector({"node": "n"}, targets, wait_s=10.0, ownership=ownership)
     collector.beside([Gpu(gpus)])  # type: ignore[list-item]
     assert isinstance(collector, Examined)
-    give_up_s = time.monotonic() + 20
+    give_up_s = time.monotonic() + 90
     number = 0
     while (number < 2 or collector.pending) and time.monotonic() < give_up_s:
         number += 1

@@ -292,4 +292,4 @@ def test_strange_beginnings_of_a_body_are_no_harm(server: EngineEndpoint, body: 
     server.pages["/metrics"] = Page(body.encode())
     began_s = time.monotonic()
     assert Watch(server).engine().fields["up"] == 1
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60

@@ -104,7 +104,7 @@ def alive(pid: int) -> bool:
 
 
 def until(holds: Callable[[], object], what: str) -> None:
-    give_up_s = time.monotonic() + 20
+    give_up_s = time.monotonic() + 90
     while not holds():
         assert time.monotonic() < give_up_s, f"never came: {what}"
         time.sleep(0.02)

@@ -202,7 +202,7 @@ print(high_kib() - before)
 
 def grown_mib(body: bytes, encoding: str, *more: str) -> float:
     command = [sys.executable, "-c", MEASURE, encoding, *more]
-    return int(subprocess.run(command, input=body, capture_output=True, check=True, timeout=120).stdout) / 1024
+    return int(subprocess.run(command, input=body, capture_output=True, check=True, timeout=240).stdout) / 1024
 
 
 def packed(unit: bytes, mebibytes: int) -> bytes:

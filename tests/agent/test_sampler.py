@@ -135,7 +135,7 @@ def test_a_collector_that_hangs_costs_only_its_own_samples_and_holds_one_thread(
     released = threading.Event()
 
     def hang(_tick: Tick) -> Sequence[Sample]:
-        released.wait(20)
+        released.wait(120)
         return [Sample("host", TAGS, {"load1": 99.0}, 1)]
 
     before = threading.active_count()
@@ -188,7 +188,7 @@ def test_an_answer_that_comes_after_its_tick_is_never_given_to_another() -> None
 
     def work(tick: Tick) -> Sequence[Sample]:
         if tick.number == 1:
-            late.wait(20)
+            late.wait(120)
         return [Sample("host", TAGS, {"load1": float(tick.number)}, tick.time_ns)]
 
     source = Source("host", work)

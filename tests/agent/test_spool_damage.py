@@ -324,7 +324,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert "another process uses it" in result.stdout, result.stderr
     spool.close()

@@ -318,7 +318,7 @@ def test_it_says_ready_serves_and_stops_when_told(tmp_path: Path, free_port: Cal
                 connection.sendall(b"GET /healthz HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
                 assert b"200" in connection.recv(4096)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.wait()

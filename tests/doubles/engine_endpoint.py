@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.ports import free_port
 
 
 @dataclass
@@ -80,7 +81,7 @@ class EngineEndpoint:
         """Take the request and say nothing."""
 
         def wait() -> Page:
-            self.released.wait(20)
+            self.released.wait(120)
             return Page(raw=iter(()))
 
         self.pages[path] = wait
@@ -96,6 +97,4 @@ class EngineEndpoint:
 
 def nothing_listens() -> str:
     """An address on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"

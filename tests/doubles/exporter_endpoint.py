@@ -135,7 +135,7 @@ class ExporterEndpoint(EngineEndpoint):
         if self.fault in ("404", "500"):
             return Page(b"no", int(self.fault))
         if self.fault == "hang":
-            self.released.wait(20)
+            self.released.wait(120)
             return Page(raw=iter(()))
         if self.fault == "drip":
             return Page(raw=self._drip())

@@ -1,6 +1,7 @@
 """A process that behaves like an engine, for hosting: it loads, gets ready, and does what its arguments say. Standard library only.
 
-hosted_engine.py PORT [--load SECONDS] [--exit CODE] [--say TEXT] [--ignore-term] [--child FILE] [--env FILE] [--state FILE]
+hosted_engine.py PORT [--load SECONDS] [--load-until FILE] [--exit CODE] [--say TEXT]
+    [--ignore-term] [--child FILE] [--env FILE] [--state FILE]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     parser.add_argument("--load", type=float, default=0.0)
+    parser.add_argument("--load-until", default="", help="load until this file exists")
     parser.add_argument("--exit", type=int, help="end with this code instead of serving")
     parser.add_argument("--say", default="")
     parser.add_argument("--ignore-term", action="store_true")
@@ -46,10 +48,10 @@ def main() -> None:
         def do_GET(self) -> None:
             while wanted.state and Path(wanted.state).exists():
                 time.sleep(0.05)
-            left = ready_at - time.monotonic()
-            body = {"status": "ready"} if left <= 0 else {"status": "loading", "stage": "weights", "progress": 0.25}
+            loads = time.monotonic() < ready_at or (wanted.load_until and not Path(wanted.load_until).exists())
+            body = {"status": "loading", "stage": "weights", "progress": 0.25} if loads else {"status": "ready"}
             text = json.dumps(body).encode()
-            self.send_response(200 if left <= 0 else 503)
+            self.send_response(503 if loads else 200)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

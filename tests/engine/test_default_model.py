@@ -9,15 +9,12 @@ import httpx
 import pytest
 
 from tests.engine.running import WAIT_S, start_process, until
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started = start_process({"port": port, "kv_memory_gib": 0.5})
     address = f"http://127.0.0.1:{port}"
     try:

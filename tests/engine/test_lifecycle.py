@@ -145,7 +145,7 @@ def test_a_step_that_does_not_end_shows_in_health_and_in_the_age_of_the_statisti
 
 
 def test_draining_lets_running_requests_end_and_takes_no_new_ones(settings: EngineSettings) -> None:
-    with ThreadServer(replace(settings, drain_s=30.0)) as server:
+    with ThreadServer(replace(settings, drain_s=WAIT_S)) as server:
         body = {"prompt": "x", "max_tokens": 1500, "stream": True, **GREEDY}
         with server.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()

@@ -236,7 +236,7 @@ def test_a_folder_gets_one_file_a_measurement_that_has_samples(filled: Store, tm
         env={**os.environ, "PAIRSCOPE_LANG": "en"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

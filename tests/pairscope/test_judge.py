@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def pairscope(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PAIRSCOPE_LANG": "en"}
     command = [sys.executable, "-m", "pairscope", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def recording(tmp_path: Path, node: str) -> Path:

@@ -293,7 +293,7 @@ def test_the_command_reads_stdin_moves_it_and_says_so_in_json(tmp_path: Path) ->
         env={**os.environ, "PAIRSCOPE_LANG": "en"},
         input=gzip.compress(b"nonsense\n" + encode_many(samples()).encode()),
         capture_output=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert told.returncode == 1, told.stderr

@@ -16,7 +16,7 @@ def triage(tmp_path: Path, told: object, *arguments: str) -> subprocess.Complete
     path.write_text(json.dumps(told))
     environment = {**os.environ, "PAIRSCOPE_LANG": "en"}
     command = [sys.executable, "-m", "pairscope", "triage", "--signals", str(path), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_one_incident_is_one_list_of_verdicts_and_a_list_is_a_list_of_them(tmp_path: Path) -> None:

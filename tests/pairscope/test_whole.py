@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ import pytest
 from telemetry.sample import Sample
 from telemetry.store import open_store
 from tests.browser import Browser
+from tests.ports import free_port
+from tests.processes import has_ended
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +47,7 @@ class Up:
         finally:
             store.close()
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, f"up ended: {self.printed()}"
@@ -85,7 +86,7 @@ def engine_pid(up: Up) -> int:
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("up")
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PAIRSCOPE_")}
     environment |= {"PAIRSCOPE_LANG": "en", "PYTHONUNBUFFERED": "1"}
     screen = folder / "screen.txt"
@@ -109,19 +110,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(120)
         if process.poll() is None:
             process.kill()
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def test_each_part_says_that_it_is_ready(up: Up) -> None:
@@ -131,7 +122,7 @@ def test_each_part_says_that_it_is_ready(up: Up) -> None:
 
 def test_the_engine_speaks_sensible_english(up: Up) -> None:
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    answer = httpx.post(f"{up.engine}/v1/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{up.engine}/v1/completions", json=body, timeout=180).json()
     assert "Paris" in answer["choices"][0]["text"]
     assert answer["usage"]["completion_tokens"] <= 8
 
@@ -170,11 +161,11 @@ def test_a_browser_shows_real_tokens_per_second_that_move(up: Up, browser: Brows
 def test_the_triage_walks_its_six_steps_over_this_host(up: Up) -> None:
     up.until(lambda: up.samples("verdict"), "a verdict sample")
     command = [sys.executable, "-m", "pairscope", "triage", "--json", "--state-dir", str(up.state)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode in (0, 1), done.stderr
     assert isinstance(json.loads(done.stdout), list)
     shown = subprocess.run(
-        command[:-3] + command[-2:], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        command[:-3] + command[-2:], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
     )
     assert "no data" in shown.stdout  # there is no GPU on this machine, and it says so
 
@@ -199,20 +190,16 @@ def test_a_killed_engine_comes_back_warm_while_telemetry_goes_on(up: Up) -> None
     gaps = [b - a for a, b in itertools.pairwise(host)]
     assert max(gaps) < 10 * 10**9, "host telemetry stood still while the engine was away"
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    assert "Paris" in httpx.post(f"{up.engine}/v1/completions", json=body, timeout=60).text
+    assert "Paris" in httpx.post(f"{up.engine}/v1/completions", json=body, timeout=180).text
 
 
 def test_ctrl_c_ends_it_with_zero_and_leaves_nothing_running(up: Up) -> None:
     family = [up.process.pid, *children(up.process.pid)]
     assert len(family) >= 6
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(20) == 0
+    assert up.process.wait(120) == 0
     assert up.printed().rstrip().endswith("stopped")
-    time.sleep(0.5)
-    assert [pid for pid in family if alive(pid)] == []
-
-
-def alive(pid: int) -> bool:
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in family if not has_ended(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)

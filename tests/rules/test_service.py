@@ -243,7 +243,7 @@ def test_the_process_says_when_it_is_ready_and_stops_when_told(tmp_path: Path, n
             while "READY=1" not in listening.recv(4096).decode():
                 pass
             process.send_signal(number)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.wait()
@@ -259,7 +259,7 @@ def test_settings_that_can_not_be_used_are_one_line_and_exit_2(tmp_path: Path) -
         (good, str(tmp_path / "s"), "ftp://hooks.example/T0K3N"),
     ):
         process = start(tmp_path, *arguments)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode == 2, arguments
         assert len(errors.strip().splitlines()) == 1 and "T0K3N" not in errors, errors
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 CONFIG = """
 reporting-disabled = true
 bind-address = "127.0.0.1:{rpc}"
@@ -42,7 +44,7 @@ class Influxd:
     def __init__(self, program: str, folder: Path, *, auth: bool = False) -> None:
         self._program = program
         self._folder = folder
-        self.port, rpc = _two_free_ports()
+        self.port, rpc = free_port(), free_port()
         self._names = itertools.count(1)
         config = CONFIG.format(folder=folder, port=self.port, rpc=rpc, auth=str(auth).lower())
         (folder / "influxdb.conf").write_text(config)
@@ -64,7 +66,7 @@ class Influxd:
             stderr=log,
             env={"PATH": os.environ["PATH"], "HOME": str(self._folder)},
         )
-        for _ in range(400):
+        for _ in range(2000):
             if self._process.poll() is not None:
                 pytest.fail(f"influxd ended with {self._process.returncode}: {self.log()}")
             try:
@@ -82,13 +84,6 @@ class Influxd:
 
     def log(self) -> str:
         return (self._folder / "influxd.log").read_text("utf-8", "replace")[-2000:]
-
-
-def _two_free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +120,7 @@ class Victoria:
         self._program = program
         self._folder = folder
         self._flags = flags
-        self.port, _ = _two_free_ports()
+        self.port = free_port()
         self._names = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -150,7 +145,7 @@ class Victoria:
             stderr=log,
             env={"PATH": os.environ["PATH"], "HOME": str(self._folder)},
         )
-        for _ in range(400):
+        for _ in range(2000):
             if self._process.poll() is not None:
                 pytest.fail(f"victoria-metrics ended with {self._process.returncode}: {self.log()}")
             try:

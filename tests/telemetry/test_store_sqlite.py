@@ -303,7 +303,7 @@ def test_a_limit_on_file_size_is_down_and_passes(path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert result.stdout.splitlines()[-1:] == ["True"], result.stderr
     assert result.stdout.startswith("down store ")
@@ -376,7 +376,7 @@ def test_a_second_store_of_one_process_costs_the_first_neither_its_locks_nor_its
 
     def seen_elsewhere() -> int:
         asked = [sys.executable, "-c", COUNT_AND_CLOSE, str(path)]
-        return int(subprocess.run(asked, check=True, capture_output=True, timeout=60).stdout)
+        return int(subprocess.run(asked, check=True, capture_output=True, timeout=180).stdout)
 
     with contextlib.closing(open_store(f"sqlite://{path}")) as first:
         first.write([host(1)])

@@ -17,7 +17,7 @@ T0 = 1_795_960_800 * S
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while time.monotonic() < deadline_s:
         if condition():
             return True

@@ -116,8 +116,8 @@ def test_the_calls_that_sleep_are_never_made(host: Host) -> None:
 
 def test_times_held_down_are_the_firmwares_shares_of_the_time_between_two_readings(host: Host) -> None:
     host.collector()
-    host.tick()
     began_s = time.monotonic()
+    host.tick()
     time.sleep(0.05)
     host.scenario.run_firmware(0, 1000, ppt=500, prochot=125, socket_thm=10, vr_thm=250, hbm_thm=20)
     fields = gpus(host.tick())[NEW].fields

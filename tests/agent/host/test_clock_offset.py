@@ -32,7 +32,7 @@ def tracking(correction: str = "0.000123456", leap: str = "Normal", reference: s
 def collected(collector: ClockOffsetCollector) -> list[Sample]:
     """Ticks until the first reading is in."""
     samples: list[Sample] = []
-    give_up_s = time.monotonic() + 30
+    give_up_s = time.monotonic() + 90
     number = 0
     while collector.pending and time.monotonic() < give_up_s:
         number += 1

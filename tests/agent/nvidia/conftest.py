@@ -60,7 +60,7 @@ class Host:
         tick = Tick(self.number, 1_795_960_000_000_000_000 + self.number, self.now)
         return [check(sample) for sample in (collector or self.collectors[-1]).collect(tick)]
 
-    def until(self, met: Callable[[list[Sample]], bool], attempts: int = 400) -> list[Sample]:
+    def until(self, met: Callable[[list[Sample]], bool], attempts: int = 2000) -> list[Sample]:
         """Tick until the samples of one tick meet the condition; fails when they never do."""
         seen: list[Sample] = []
         for _ in range(attempts):

@@ -33,7 +33,7 @@ class Both:
 
     def until(self, met: Callable[[Mapping[str, Sample]], bool]) -> Mapping[str, Sample]:
         """Tick until the GPU samples of one tick, by uuid, meet the condition."""
-        give_up_s = time.monotonic() + 40
+        give_up_s = time.monotonic() + 90
         while time.monotonic() < give_up_s:
             self.server.run(1)
             gpus = [check(sample) for sample in self.sampler.tick() if sample.measurement == "gpu"]

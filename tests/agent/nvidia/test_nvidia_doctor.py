@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from rich.console import Console
 
@@ -23,6 +22,7 @@ from agent.settings import AgentSettings
 from agent.sweep import sweep
 from pairscope.sweep import print_sweep
 from tests.agent.nvidia.conftest import Host
+from tests.processes import eventually_ended
 
 
 def settings(folder: Path, language: str = "en") -> AgentSettings:
@@ -82,7 +82,7 @@ def test_a_pause_ends_the_process_that_holds_the_gpus_and_a_reload_meanwhile_sta
         ask(wanted.state_dir, 600.0)
         until(lambda: agent.health()[1]["paused_until"])
         assert reader_of(agent) is None
-        assert not psutil.pid_exists(pid)
+        assert eventually_ended(pid)
         agent.reload(lambda: replace(wanted, gpus_expected=2))  # the collector is another one from here on
         ticks = int(str(agent.health()[1]["ticks"]))
         until(lambda: int(str(agent.health()[1]["ticks"])) > ticks + 3)
@@ -92,7 +92,7 @@ def test_a_pause_ends_the_process_that_holds_the_gpus_and_a_reload_meanwhile_sta
         until(lambda: any(sample.measurement == "gpu" for sample in agent._latest.fresh(time.monotonic())))
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(120)
 
 
 def reader_of(agent: Agent) -> int | None:
@@ -102,7 +102,7 @@ def reader_of(agent: Agent) -> int | None:
 
 
 def until(holds: Callable[[], Any]) -> Any:
-    give_up_s = time.monotonic() + 30
+    give_up_s = time.monotonic() + 90
     while time.monotonic() < give_up_s:
         found = holds()
         if found:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,8 +17,10 @@ import pytest
 from agent.collectors.gpu import Patience
 from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
+from telemetry.sample import Sample
 from tests.agent.nvidia.conftest import EVERY_TICK, Host, events, gpus, states
 from tests.doubles.nvml.layout import UNINTERRUPTIBLE
+from tests.processes import eventually_ended
 
 HUNG = GPU_STATES.index("hung")
 QUICK = ReaderTiming(retry_s=0.05, rediscover_s=0.05, takeover_s=0.5)
@@ -76,11 +79,13 @@ def test_what_a_call_brings_after_its_hang_is_not_written_as_fresh(host: Host) -
     host.scenario.gpu(0).temperature, host.scenario.gpu(0).gpu_util = 30, 7  # one is read after what hangs, one before
     host.scenario.refuse_field(0, 308)
     host.scenario.release()
-    late = []
-    for _ in range(40):
-        late += [sample for sample in host.tick() if sample.tags.get("gpu") == "0" and sample.fields["state"] == 0]
-        time.sleep(0.01)
-    assert late
+    late: list[Sample] = []
+
+    def read_again(samples: list[Sample]) -> bool:
+        late.extend(sample for sample in samples if sample.tags.get("gpu") == "0" and sample.fields["state"] == 0)
+        return len(late) >= 5
+
+    host.until(read_again)
     assert {(sample.fields["util_pct"], sample.fields["temp_c"]) for sample in late} == {(7.0, 30.0)}
 
 
@@ -196,16 +201,19 @@ collector.close()
 
 
 @pytest.fixture
-def agent(host: Host) -> subprocess.Popen[str]:
+def agent(host: Host) -> Iterator[subprocess.Popen[str]]:
     """A process that uses the collector; every line of its output is the reader's pid and the states."""
     root = str(Path(__file__).parents[3])
-    return subprocess.Popen(
+    started = subprocess.Popen(
         (sys.executable, "-c", AGENT),
         stdout=subprocess.PIPE,
         text=True,
         cwd=root,
         env={**os.environ, "PYTHONPATH": root},
     )
+    yield started
+    started.kill()
+    started.communicate()
 
 
 def reader_when(agent: subprocess.Popen[str], states: list[str]) -> int:
@@ -224,18 +232,16 @@ def test_sigterm_ends_an_agent_whose_reader_hangs_and_the_reader_with_it(
     reader_when(agent, ["0", "0"])
     host.scenario.hang(0, how=UNINTERRUPTIBLE if how == "kernel" else 1)
     host.scenario.hang(1)
-    reader = psutil.Process(reader_when(agent, [str(HUNG), str(HUNG)]))
+    reader = reader_when(agent, [str(HUNG), str(HUNG)])
     agent.terminate()
-    assert agent.wait(timeout=20) == 0
-    psutil.wait_procs([reader], timeout=20)
-    assert not reader.is_running()
+    assert agent.wait(timeout=120) == 0
+    assert eventually_ended(reader)
 
 
 def test_a_reader_does_not_outlive_an_agent_that_is_killed(host: Host, agent: subprocess.Popen[str]) -> None:
     reader_when(agent, ["0", "0"])
     host.scenario.hang(0)
-    reader = psutil.Process(reader_when(agent, [str(HUNG), "0"]))
+    reader = reader_when(agent, [str(HUNG), "0"])
     agent.kill()
-    agent.wait(timeout=20)
-    psutil.wait_procs([reader], timeout=20)
-    assert not reader.is_running()
+    agent.wait(timeout=120)
+    assert eventually_ended(reader)

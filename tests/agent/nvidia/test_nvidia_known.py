@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agent.collectors.gpu import Patience
@@ -25,6 +24,7 @@ from agent.timing import ReaderTiming
 from telemetry.catalogue import GPU_STATES
 from telemetry.sample import Sample
 from tests.agent.nvidia.conftest import EVERY_TICK, UNHURRIED, Host, events, gpus, states
+from tests.processes import eventually_ended, zombies
 
 STATE = {name: number for number, name in enumerate(GPU_STATES)}
 SLOW = ReaderTiming(takeover_s=20.0, retry_s=0.05)
@@ -204,8 +204,8 @@ def test_a_paused_collector_holds_no_device_and_says_nothing_not_even_that_they_
     assert reader is not None
     collector.pause()
     collector.pause()
-    psutil.wait_procs([psutil.Process(reader)] if psutil.pid_exists(reader) else [], timeout=20)
-    assert not psutil.pid_exists(reader)
+    assert eventually_ended(reader)
+    assert zombies() == []
     assert [host.tick(seconds=30.0) for _ in range(3)] == [[], [], []]
     assert (collector.reader_pid, list(collector.gpu_processes), collector.pids_by_gpu) == (None, [], {})
     collector.resume()

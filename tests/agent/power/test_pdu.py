@@ -121,7 +121,7 @@ def snmp(
         agent = SnmpAgent(tmp_path / str(len(agents)), free_port(), object_id, rows)
         agents.append(agent)
         agent.__enter__()
-        give_up_s = time.monotonic() + 30
+        give_up_s = time.monotonic() + 90
         while visit_pdu(target(agent.port, deadline_s=1.0)).state == "silent":
             assert time.monotonic() < give_up_s, "snmpd did not come up"
         return agent
@@ -321,7 +321,7 @@ def collected(collector: PduCollector, visits: int, every_s: float = 5.0) -> lis
     for number in range(1, visits + 1):
         now_s = number * 2 * every_s
         samples += collector.collect(Tick(number, number, now_s))
-        give_up_s = time.monotonic() + 30
+        give_up_s = time.monotonic() + 90
         while any(place.periodic._worker.busy for place in collector._places):
             assert time.monotonic() < give_up_s
             time.sleep(0.002)

@@ -214,7 +214,7 @@ def redirect(location: str, code: int = 302) -> Fault:
 
 def hang(bmc: RedfishBmc) -> Reply:
     """Take the request and say nothing until the double is closed."""
-    bmc.released.wait(30)
+    bmc.released.wait(120)
     return Reply(raw=True, body=b"")
 
 
