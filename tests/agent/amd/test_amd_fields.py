@@ -96,7 +96,7 @@ def test_every_field_of_two_different_gpus_is_right(host: Host) -> None:
 
 
 def test_a_tick_without_slow_groups_reads_the_fast_fields_only(host: Host) -> None:
-    host.collector(ReaderTiming(takeover_s=20.0))
+    host.collector(ReaderTiming(takeover_s=20.0, memory_s=600.0, processes_s=600.0))
     host.tick()
     fast = {
         *("state", "util_pct", "mem_util_pct", "temp_c", "temp_margin_c", "mem_temp_c", "power_w"),

@@ -130,7 +130,7 @@ def test_a_driver_without_the_call_by_instance_is_asked_by_the_instances_handle(
 
 def test_an_instance_is_not_in_every_tick_and_stands_until_its_next_reading(host: Host) -> None:
     add_mig(host.scenario, 0)
-    timing = ReaderTiming(takeover_s=20.0)
+    timing = ReaderTiming(takeover_s=20.0, memory_s=600.0)
     host.collector(timing)
     assert set(migs(host.tick())) == {"aaaa", "bbbb"}
     assert migs(host.tick()) == {}

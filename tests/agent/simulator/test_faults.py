@@ -32,9 +32,13 @@ class Played:
     truth: list[Truth]
 
 
+def played(name: str | None, null_twin: bool = False, after_s: int = 0) -> Played:
+    """Two nodes in two racks, the fault on the second one after BEFORE_S; each scenario is played once, however it is asked for."""
+    return _played(name, null_twin, after_s or (long_enough(name) if name else AFTER_S))
+
+
 @cache
-def played(name: str | None, null_twin: bool = False, after_s: int = AFTER_S) -> Played:
-    """Two nodes in two racks, the fault on the second one after BEFORE_S."""
+def _played(name: str | None, null_twin: bool, after_s: int) -> Played:
     settings = SimulatorSettings(
         nodes=2, gpus_per_node=4, nodes_per_rack=1, seed=5,
         history_s=BEFORE_S - 1, fault_after_s=1, fault=name, null_twin=null_twin,
@@ -413,7 +417,7 @@ def test_the_null_twin_of_a_hung_engine_has_nothing_to_do() -> None:
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_the_truth_names_cause_place_and_time(name: str) -> None:
     fault = FAULTS[name]
-    (truth,) = played(name, after_s=long_enough(name)).truth
+    (truth,) = played(name).truth
     assert (truth.fault, truth.cause, truth.scope) == (name, fault.cause, fault.scope)
     assert (
         truth.subject
@@ -425,14 +429,14 @@ def test_the_truth_names_cause_place_and_time(name: str) -> None:
         }[fault.scope]
     )
     assert truth.since_ns == BEFORE_S * 10**9
-    (twin,) = played(name, True, long_enough(name)).truth
+    (twin,) = played(name, null_twin=True).truth
     assert (twin.cause, twin.null_twin) == ("none", True)
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_nothing_differs_before_the_fault_strikes(name: str) -> None:
     healthy = played(None)
-    scenario = played(name, after_s=long_enough(name))
+    scenario = played(name)
     assert scenario.early == healthy.early
     assert all(event.time_ns >= BEFORE_S * 10**9 for event in scenario.events)
     assert healthy.events == []
@@ -441,7 +445,7 @@ def test_nothing_differs_before_the_fault_strikes(name: str) -> None:
 @pytest.mark.parametrize("null_twin", [False, True])
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_samples_under_a_fault_are_valid_and_labelled(name: str, null_twin: bool) -> None:
-    scenario = played(name, null_twin, long_enough(name))
+    scenario = played(name, null_twin)
     assert scenario.wrong == []
     for event in scenario.events:
         check(event)

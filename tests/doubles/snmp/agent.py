@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,16 +37,19 @@ class SnmpAgent:
         new.replace(self._folder / "rows.txt")
 
     def __enter__(self) -> SnmpAgent:
-        config = self._folder / "snmpd.conf"
+        config, table = self._folder / "snmpd.conf", self._folder / "table.py"
+        shutil.copy(TABLE, table)  # snmpd cuts its commands at spaces, and the repository may lie in a folder with one
+        python = self._folder / "python"
+        python.symlink_to(sys.executable)
         config.write_text(
             f"rocommunity {COMMUNITY}\n"
             f"sysobjectid .{self._object_id}\n"
             f'createUser watch SHA "authentic-9" AES "private-99"\n'
             f'createUser newer SHA-256 "authentic-9" AES "private-99"\n'
             "rouser watch authpriv\nrouser newer authpriv\n"
-            f"pass_persist .1.3.6.1.4.1.318 {sys.executable} {TABLE} {self._folder / 'rows.txt'}\n"
-            f"pass_persist .1.3.6.1.4.1.1718 {sys.executable} {TABLE} {self._folder / 'rows.txt'}\n"
-            f"pass_persist .1.3.6.1.4.1.13742 {sys.executable} {TABLE} {self._folder / 'rows.txt'}\n"
+            f"pass_persist .1.3.6.1.4.1.318 {python} {table} {self._folder / 'rows.txt'}\n"
+            f"pass_persist .1.3.6.1.4.1.1718 {python} {table} {self._folder / 'rows.txt'}\n"
+            f"pass_persist .1.3.6.1.4.1.13742 {python} {table} {self._folder / 'rows.txt'}\n"
         )
         self._process = subprocess.Popen(
             [
