@@ -13,6 +13,7 @@ from urllib.parse import quote
 from agent.collectors.interface import Finding
 from telemetry.messages import say
 from telemetry.store import StoreDown, StoreError, open_existing, public_url
+from telemetry.store.sqlite_file import check_layout
 
 RECENT_NS = 3600 * 10**9
 
@@ -43,6 +44,10 @@ def _embedded(path: Path, shown: str, language: str) -> Finding:
         _read(path)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, os.strerror(13))
+    except StoreError as error:
+        remedy = say("doctor.store.unusable_remedy", language)
+        reason = error.told(language)
+        return Finding("store", "error", say("doctor.store.unusable", language, reason=reason), remedy)
     except (OSError, sqlite3.Error) as error:
         reason = f"{path}: {getattr(error, 'strerror', None) or error}"
         remedy = say("doctor.store.unusable_remedy", language)
@@ -51,8 +56,8 @@ def _embedded(path: Path, shown: str, language: str) -> Finding:
 
 
 def _read(path: Path) -> None:
-    """OSError or sqlite3.Error for what is not a database. `immutable` where no writer is at work, so that no file appears."""
+    """OSError, sqlite3.Error or StoreError for what is no store. `immutable` where no writer is at work, so that no file appears."""
     at_work = path.with_name(path.name + "-shm").exists()
     options = "mode=ro" if at_work else "mode=ro&immutable=1"
     with closing(sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, timeout=2.0)) as connection:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        check_layout(connection, path)

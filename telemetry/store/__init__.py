@@ -39,7 +39,7 @@ def open_store(url: str) -> Store:
         shown = (
             scheme if "@" not in scheme else f"***@{scheme.rpartition('@')[2]}"
         )  # the scheme may have been forgotten
-        raise StoreError(f"store {public_url(url)!r}: unknown kind {shown!r}; use one of {known}")
+        raise StoreError.of("store.failure.unknown_kind", store=public_url(url), kind=shown, known=known)
     return backend(url)
 
 

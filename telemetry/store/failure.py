@@ -106,7 +106,7 @@ class Target:
         if path is None:
             return
         try:
-            ssl.create_default_context().load_verify_locations(path)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
         except ssl.SSLError:
             raise self.error("no_certificate", path=path) from None
         except OSError as error:

@@ -96,16 +96,12 @@ class SqliteStore:
                 self._columns, self._ids = {}, {}
                 self._generation = self._file.generation
             touched: set[tuple[int, int]] = set()
-            try:
-                for measurement, names, rows in self._batches(connection, samples):
-                    self._ensure_columns(connection, measurement, names)
-                    connection.executemany(_upsert(measurement, names), rows)
-                    if measurement not in SINGLE:
-                        touched.update((row[0], row[1] // MINUTE_NS * MINUTE_NS) for row in rows)  # type: ignore[misc,operator]
-                mark(connection, sorted(touched))
-            except BaseException:
-                self._generation = -1  # ids and columns of a transaction that never was
-                raise
+            for measurement, names, rows in self._batches(connection, samples):
+                self._ensure_columns(connection, measurement, names)
+                connection.executemany(_upsert(measurement, names), rows)
+                if measurement not in SINGLE:
+                    touched.update((row[0], row[1] // MINUTE_NS * MINUTE_NS) for row in rows)  # type: ignore[misc,operator]
+            mark(connection, sorted(touched))
 
     def _batches(
         self, connection: Connection, samples: Iterable[Sample]

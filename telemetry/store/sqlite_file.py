@@ -42,6 +42,21 @@ class Damaged(StoreError):
     """The file's content is broken; `set_aside` makes room for a new one."""
 
 
+def check_layout(connection: sqlite3.Connection, path: Path) -> None:
+    """StoreError for a database of another program, and for one that a later version has made."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables and application != APPLICATION_ID:
+        raise _error(path, "another_program")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise _error(path, "newer", version=version, known=SCHEMA_VERSION)
+
+
+def _error(path: Path, key: str, kind: type[StoreError] = StoreError, **values: object) -> StoreError:
+    return kind.of(f"store.file.{key}", store=path, folder=path.parent, uid=os.getuid(), **values)
+
+
 class DatabaseFile:
     """One SQLite file in WAL mode. Any number of threads and processes read and write it at once.
 
@@ -53,7 +68,7 @@ class DatabaseFile:
         self.path = path
         self._lay_out = lay_out
         self.writable = True
-        self.generation = 0  # grows when the file was replaced: whatever was remembered of it is void
+        self.generation = 0  # grows when the file was replaced or a write undone: whatever was remembered of it is void
         self._write_lock = threading.RLock()
         self._lock = threading.Lock()  # guards the fields below
         self._idle: list[sqlite3.Connection] = []
@@ -110,8 +125,7 @@ class DatabaseFile:
             self._initialise()
 
     def _error(self, key: str, kind: type[StoreError] = StoreError, **values: object) -> StoreError:
-        known = {"store": self.path, "folder": self.path.parent, "uid": os.getuid()}
-        return kind.of(f"store.file.{key}", **known, **values)
+        return _error(self.path, key, kind, **values)
 
     def _of_system(self, error: OSError, kind: type[StoreError] = StoreError) -> StoreError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -190,13 +204,7 @@ class DatabaseFile:
             raise Damaged(f"store {self.path}: is damaged ({' '.join(str(found).split())})")
 
     def _check_version(self, connection: sqlite3.Connection) -> None:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if tables and application != APPLICATION_ID:
-            raise self._error("another_program")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise self._error("newer", version=version, known=SCHEMA_VERSION)
+        check_layout(connection, self.path)
 
     def _connect(self) -> sqlite3.Connection:
         mode = "rwc"
@@ -284,6 +292,8 @@ class DatabaseFile:
                 except BaseException:
                     # after an I/O error SQLite may have rolled back by itself; a new connection knows nothing of it
                     self._writer = None
+                    with self._lock:
+                        self.generation += 1
                     connection.close()
                     raise
 
