@@ -12,7 +12,11 @@ import pyarrow.parquet as pq
 from pairscope import __version__
 from pairscope.export import Heading, Row
 
-GROUP_ROWS = 65_536
+GROUP_CELLS = 1 << 19
+"""A row group is written when it holds so many: some 4 MB, whatever the number of columns."""
+
+POOL = pa.system_memory_pool()  # gives back what is freed; the others keep it for later
+
 TYPES = {float: pa.float64(), int: pa.int64(), str: pa.string(), None: pa.timestamp("ns", "UTC")}
 
 
@@ -33,16 +37,19 @@ class ParquetWriter:
             for heading in headings
         ]
         self._schema = pa.schema(fields, metadata={"created_by": f"pairscope {__version__}"})
-        self._writer = pq.ParquetWriter(file, self._schema, compression="zstd")
+        texts = [heading.name for heading in headings if heading.type is str]  # numbers seldom repeat
+        self._writer = pq.ParquetWriter(file, self._schema, compression="zstd", use_dictionary=texts, memory_pool=POOL)
         self._batches: list[Any] = []
-        self._rows = 0
+        self._cells = 0
 
     def put(self, rows: Sequence[Row]) -> None:
         columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        arrays = [
+            pa.array(column, field.type, memory_pool=POOL) for column, field in zip(columns, self._schema, strict=True)
+        ]
         self._batches.append(pa.record_batch(arrays, schema=self._schema))
-        self._rows += len(rows)
-        if self._rows >= GROUP_ROWS:
+        self._cells += len(rows) * len(self._schema)
+        if self._cells >= GROUP_CELLS:
             self._write_group()
 
     def close(self) -> None:
@@ -56,4 +63,4 @@ class ParquetWriter:
     def _write_group(self) -> None:
         if self._batches:
             self._writer.write_table(pa.Table.from_batches(self._batches, self._schema))
-            self._batches, self._rows = [], 0
+            self._batches, self._cells = [], 0

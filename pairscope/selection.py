@@ -12,8 +12,8 @@ from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown, StoreError, Where, open_existing, public_url
 from telemetry.store.buckets import order
 
-MOST = 6_000
-"""Samples held at once (25 MB of the widest): a stretch with more is read in shorter ones."""
+MOST = 2_000
+"""Samples held at once (8 MB of the widest): a stretch with more is read in shorter ones."""
 
 FIRST_NS = 10 * 10**9
 LONGEST_NS = 3600 * 10**9

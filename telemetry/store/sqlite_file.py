@@ -200,6 +200,7 @@ class DatabaseFile:
             found = "ok"
         finally:
             connection.set_progress_handler(None, 0)
+            connection.execute("PRAGMA shrink_memory")  # pages that only the check has read
         if found != "ok":
             raise Damaged(f"store {self.path}: is damaged ({' '.join(str(found).split())})")
 

@@ -188,7 +188,8 @@ def test_a_table_that_would_be_too_wide_is_refused(
 
 
 def test_row_groups_are_bounded(filled: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "GROUP_ROWS", 30)
+    columns = len(pq.read_schema(exported(filled, tmp_path / "whole.parquet").path))
+    monkeypatch.setattr(parquet, "GROUP_CELLS", 30 * columns)
     monkeypatch.setattr(reading, "MOST", 20)
     exported(filled, tmp_path / "a.parquet")
     file = pq.ParquetFile(tmp_path / "a.parquet")
