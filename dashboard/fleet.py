@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dashboard.heard import Heard
 from dashboard.selection import SECOND_NS, PairKey
 from telemetry.catalogue import NOT_LIVE
 from telemetry.pairs import THROTTLE_REASONS
@@ -57,8 +58,10 @@ class PairNow:
         return max(0.0, (now_ns - self.heard_ns) / SECOND_NS)
 
 
+_OF_AN_ENGINE = ("up", "starting", "tokens_per_s", "requests_waiting", "kv_used_pct", "requests_running", "stats_age_s")
+_OF_A_HOST = ("cpu_pct", "mem_used_pct", "load1")
 _OF_A_GPU = ("state", "util_pct", "throttle_reasons", "temp_c", "sm_clock_mhz")
-"""What `_pair` draws on. There are many GPUs with many fields each; `state` is there as long as anything is."""
+"""What `_pair` draws on, and one or two that are there as long as anything is. There are many GPUs with many fields each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +84,19 @@ class Fleet:
         return sorted(self.pairs.values(), key=rank)
 
 
-def read_fleet(store: Store, now_ns: int, *, forget_s: float, stale_s: float) -> Fleet:
-    """The newest readings of every pair heard within `forget_s`. StoreError as the store raises it."""
+def read_fleet(store: Store, now_ns: int, *, forget_s: float, stale_s: float, heard: Heard | None = None) -> Fleet:
+    """The newest readings of every pair heard within `forget_s`. StoreError as the store raises it.
+
+    `heard` is what an earlier look at the same store left, so that this one costs less.
+    """
+    heard = heard or Heard(store)
     since = now_ns - int(forget_s * SECOND_NS)
     fresh = now_ns - int(stale_s * SECOND_NS)
-    engines = _newest(store.latest("engine", since_ns=since), "engine")
-    gpus = _newest(store.latest("gpu", since_ns=since, fields=_OF_A_GPU), "gpu")
-    hosts = _newest(store.latest("host", since_ns=since))
+    engines = _newest(heard.latest("engine", now_ns=now_ns, since_ns=since, fields=_OF_AN_ENGINE), "engine")
+    gpus = _newest(heard.latest("gpu", now_ns=now_ns, since_ns=since, fields=_OF_A_GPU), "gpu")
+    hosts = _newest(heard.latest("host", now_ns=now_ns, since_ns=since, fields=_OF_A_HOST))
     outputs = _newest(store.latest("pair", since_ns=fresh), "engine")
-    verdicts = _newest(store.latest("verdict", since_ns=since), "engine")
+    verdicts = _newest(heard.latest("verdict", now_ns=now_ns, since_ns=since), "engine")
     restarts = _restarts(store, now_ns)
     by_node: dict[str, list[Sample]] = {}
     for sample in engines.values():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dashboard.fleet import Fleet, PairNow, read_fleet
+from dashboard.heard import Heard
 from dashboard.history import History
 from dashboard.history_reader import HistoryReader
 from dashboard.selection import PairKey, Selection, Window
@@ -87,6 +88,7 @@ class Viewer:
         ttl_s = 0.8 * settings.refresh_s  # a viewer that looks each refresh_s finds something new each time
         self._fleets: Fresh[None, tuple[Fleet | None, str]] = Fresh(ttl_s, 1, clock)
         self._histories: Fresh[Hashable, tuple[History | None, str]] = Fresh(ttl_s, 32, clock)
+        self._heard = Heard(store)
         self._texts: dict[PairKey, tuple[int, Sample | None]] = {}  # time of the verdict that it is the text of
         self._last_fleet: Fleet | None = None
 
@@ -127,7 +129,7 @@ class Viewer:
         settings = self._settings
         try:
             self._last_fleet = read_fleet(
-                self._store, self._now_ns(), forget_s=settings.forget_s, stale_s=settings.stale_s
+                self._store, self._now_ns(), forget_s=settings.forget_s, stale_s=settings.stale_s, heard=self._heard
             )
         except StoreError as error:
             return self._last_fleet, str(error)
