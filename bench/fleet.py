@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.fleet_server import Server
 from dashboard.fleet import read_fleet
+from dashboard.heard import Heard
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreError, open_store
 
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=3, help="that stand for the hosts which aren't killed")
     parser.add_argument("--history", type=float, default=24.0, help="hours of it that the wall's questions find")
     parser.add_argument("--window", type=float, default=300.0, help="seconds of full samples before triage judges")
+    parser.add_argument("--turns", type=int, default=8, help="of triage")
     parser.add_argument("--alike", type=int, default=4, help="hosts that share the figures of a simulated one")
     parser.add_argument("--settle", type=float, default=10.0, help="seconds before that are not measured")
     parser.add_argument("--json", action="store_true")
@@ -192,6 +194,7 @@ class Wall:
 
     def _run(self) -> None:
         store = open_store(self._url)
+        self._heard = Heard(store)
         while not self._stopping.wait(1.0):
             for question, ask in self._questions(store).items():
                 began_s = time.perf_counter()
@@ -200,13 +203,15 @@ class Wall:
         store.close()
 
     def _questions(self, store: Store) -> dict[str, Callable[[], object]]:
-        now_ns, end_ns = time.time_ns(), self._end_ns
+        now_ns, end_ns, heard = time.time_ns(), self._end_ns, self._heard
         day = {"start_ns": end_ns - 24 * 3600 * S, "end_ns": end_ns, "step_ns": 300 * S}
         six_hours = {"start_ns": end_ns - 6 * 3600 * S, "end_ns": end_ns, "step_ns": 30 * S}
         one: dict[str, str] = {"node": "n000", "gpu": "0"}
         return {
             "newest of all GPUs, 5 fields": lambda: store.latest("gpu", since_ns=now_ns - 60 * S, fields=DRAWN[:5]),
-            "the whole wall (engines, GPUs, hosts, pairs)": lambda: read_fleet(store, now_ns, forget_s=120, stale_s=15),
+            "the whole wall (engines, GPUs, hosts, pairs)": lambda: read_fleet(
+                store, now_ns, forget_s=86_400, stale_s=15, heard=heard
+            ),
             "24 h fleet spread of one field": lambda: store.spread("gpu", ["util_pct"], **day),
             "one GPU, 6 h, 8 fields": lambda: store.range("gpu", list(DRAWN), **six_hours, where=one),
         }
@@ -240,6 +245,7 @@ class Bench:
         if left_s > 0:
             self.say(f"{left_s:.0f} s until triage has its window")
             time.sleep(left_s)
+        self.judge()
         self.finish(reader)
         self.count()
 
@@ -412,6 +418,29 @@ class Bench:
 
     # --- at the end
 
+    def judge(self) -> None:
+        """Triage as a service of its own, while the agents go on."""
+        command = [
+            sys.executable,
+            str(ROOT / "bench" / "fleet_triage.py"),
+            self.server.url,
+            str(self.folder / "triage"),
+            str(self.options.turns),
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        told = json.loads(done.stdout)
+        self.note(
+            "triage", f"{told['pairs']} pairs judged, {told['named']} with a cause; RSS {max(told['rss_mb']):.0f} MB"
+        )
+        for part, title in (("turn", "a turn"), ("read", "of it reading"), ("judge", "judging"), ("write", "writing")):
+            wall_s, cpu_s = told[part]
+            walls, cpus = sorted(wall_s[1:]), sorted(cpu_s[1:])
+            middle = len(walls) // 2
+            self.note(
+                f"triage, {title}",
+                f"p50 {walls[middle]:.2f}, most {walls[-1]:.2f} s, CPU p50 {cpus[middle]:.2f} s; the first {wall_s[0]:.1f} s",
+            )
+
     def finish(self, reader: Reader) -> None:
         for group in self.groups:
             group.say("stop")
@@ -451,7 +480,7 @@ class Bench:
             self.note(
                 f"acknowledged {measurement}",
                 f"{sum(n for n, _ in mine.values()):,} samples: {lost} lost, {twice} more than once, {thin} values missing"
-                + (f"; {unknown} besides, from agents that were killed" if unknown else ""),
+                + (f"; {unknown} besides, of triage or of agents before they were killed" if unknown else ""),
             )
         store.close()
 
