@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,11 @@ log = logging.getLogger(__name__)
 READ = (*KEPT, "event")
 OVERLAP_S = 10.0  # samples that reach the store this late are still read in the next turn
 LEARN_FROM_S = 1800.0  # history walked for a node that nothing is known of
+LEARN_FLEET_FROM_S = 600.0  # of so many nodes that they can serve as each other's peers
+LEARN_FLEET = 20
 LEARN_STEP_S = 10.0
+READ_SAMPLES = 8_000  # are held at once: those of a thousand GPUs over five minutes would be gigabytes
+FIRST_PART_NS, LONGEST_PART_NS = 2 * SECOND, 600 * SECOND
 UNWRITTEN_SAMPLES = 5000
 BASELINE_EVERY_S = 60.0
 FORGET_BASELINE_S = 30 * 86_400.0
@@ -111,6 +115,7 @@ class Service:
         self._last_s: float | None = None
         self._saved_s = 0.0
         self._nodes: set[str] = set()
+        self._part_ns = FIRST_PART_NS  # of time is read at once
         self._record = VerdictRecord()
         self._unwritten: list[Sample] = []
         self._untold: list[Message] = []
@@ -156,24 +161,31 @@ class Service:
             self._cursor_ns = None
         back_s = BACK_S if self._cursor_ns is None else OVERLAP_S  # the window needs its few minutes back
         start_ns = (self._cursor_ns or at_ns) - int(back_s * SECOND)
-        fresh = self._samples(start_ns, at_ns + 1)
-        new = {sample.tags.get("node", "") for sample in fresh} - self._nodes
-        unlearned = [node for node in sorted(new) if not self._is_known(node)]
-        if unlearned:
-            self._learn_past(unlearned, start_ns, at_ns)
-        self.triage.add(fresh)
+        for fresh in self._parts(start_ns, at_ns + 1):
+            new = {sample.tags.get("node", "") for sample in fresh} - self._nodes
+            unlearned = [node for node in sorted(new) if not self._is_known(node)]
+            if unlearned:
+                self._learn_past(unlearned, fresh[0].time_ns, at_ns)
+            self.triage.add(fresh)
+            self._nodes |= new
         if self._cursor_ns is None:
             self.triage.add(self._events(at_ns - 3600 * SECOND, start_ns))
-        self._nodes |= new
         self._cursor_ns = at_ns
 
-    def _samples(self, start_ns: int, end_ns: int, nodes: Sequence[str] = ()) -> list[Sample]:
+    def _parts(self, start_ns: int, end_ns: int, nodes: Sequence[str] = ()) -> Iterator[list[Sample]]:
+        """What the window keeps of this time, in parts of some thousand samples, oldest first."""
         where = {"node": list(nodes)} if nodes else None
-        found: list[Sample] = []
-        for measurement in READ:
-            found += self.store.samples(measurement, start_ns=start_ns, end_ns=end_ns, where=where)
-        found.sort(key=lambda sample: sample.time_ns)
-        return found
+        while start_ns < end_ns:
+            until_ns = min(end_ns, start_ns + self._part_ns)
+            found: list[Sample] = []
+            for measurement in READ:
+                found += self.store.samples(measurement, start_ns=start_ns, end_ns=until_ns, where=where)
+            found.sort(key=lambda sample: sample.time_ns)
+            if until_ns - start_ns == self._part_ns or len(found) > READ_SAMPLES:
+                fitting_ns = (until_ns - start_ns) * READ_SAMPLES // max(1, len(found))
+                self._part_ns = min(max(SECOND // 4, fitting_ns), 4 * self._part_ns, LONGEST_PART_NS)
+            start_ns = until_ns
+            yield found
 
     def _events(self, start_ns: int, end_ns: int) -> list[Sample]:
         return self.store.samples("event", start_ns=start_ns, end_ns=end_ns)
@@ -183,26 +195,27 @@ class Service:
 
     def _learn_past(self, nodes: Sequence[str], start_ns: int, at_ns: int) -> None:
         """Walk what the store holds of nodes that are new, so that they are judged at once and not in two minutes."""
-        past = self._samples(at_ns - int(LEARN_FROM_S * SECOND), start_ns, nodes)
-        if not past:
-            return
+        back_s = LEARN_FROM_S if len(nodes) <= LEARN_FLEET else LEARN_FLEET_FROM_S
         notify(STATUS=f"learning from the last minutes of {len(nodes)} nodes")
         walker = Triage(self.triage.settings)
         walker.memories = dict(self.triage.memories)  # the known ones serve as peers
-        moment = past[0].time_ns
-        position = 0
         step_ns = int(LEARN_STEP_S * SECOND)
-        while moment <= past[-1].time_ns:
-            begin = position
-            while position < len(past) and past[position].time_ns <= moment:
-                position += 1
-            walker.add(past[begin:position])
-            walker.evaluate(moment)
-            moment += step_ns
+        recent_ns = at_ns - int(BACK_S * SECOND)
+        moment: int | None = None
+        for past in self._parts(at_ns - int(back_s * SECOND), start_ns, nodes):
+            position = 0
+            while past and (moment is None or moment <= past[-1].time_ns):
+                moment = past[0].time_ns if moment is None else moment
+                begin = position
+                while position < len(past) and past[position].time_ns <= moment:
+                    position += 1
+                walker.add(past[begin:position])
+                walker.evaluate(moment)
+                moment += step_ns
+            walker.add(past[position:])
+            self.triage.add(s for s in past if s.time_ns > recent_ns or s.measurement == "event")
         for key, memory in walker.memories.items():
             self.triage.memories.setdefault(key, memory)
-        recent = at_ns - int(BACK_S * SECOND)
-        self.triage.add(sample for sample in past if sample.time_ns > recent or sample.measurement == "event")
 
     # --- writing
 

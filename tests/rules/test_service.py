@@ -290,3 +290,32 @@ def test_what_waits_for_the_store_loses_pairs_before_the_words_of_verdicts(
     judged = {sample.tags["node"] for sample in house.stored("verdict") if "evidence" in sample.fields}
     assert judged == {sample.tags["node"] for sample in house.stored("host")}
     assert len(house.stored("pair")) <= 6
+
+
+def test_a_fleet_that_is_read_in_small_parts_is_judged_as_when_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = AT + 300  # so that some of the past is beyond the window
+    samples = scene(fleet(brake_until(late + 90), late), late + 60)
+    judged, most = [], []
+    for name, at_once in (("whole", 10**9), ("parts", 60)):
+        monkeypatch.setattr("rules.service.READ_SAMPLES", at_once)
+        monkeypatch.setattr("rules.service.FIRST_PART_NS", at_once * SECOND // 30)
+        (tmp_path / name).mkdir()
+        house = House(tmp_path / name, samples)
+        house.deliver(late + 60)
+        added: list[int] = []
+        add = house.service.triage.add
+
+        def counted(fresh: Sequence[Sample], add=add, added=added) -> None:  # type: ignore[no-untyped-def]
+            fresh = list(fresh)
+            added.append(len(fresh))
+            add(fresh)
+
+        monkeypatch.setattr(house.service.triage, "add", counted)
+        assert house.service.turn(T0 + (late + 60) * SECOND, 1.0)
+        judged.append(house.service.diagnoses)
+        most.append(max(added))
+    assert [d.verdicts[0].cause for d in judged[0] if d.verdicts] == [Cause.POWER]
+    assert judged[1] == judged[0]
+    assert most[1] <= 4 * 60 < most[0]
