@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import islice
+from functools import lru_cache, partial
 from pathlib import Path
 from sqlite3 import Connection, sqlite_version
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from telemetry.store.admission import admit
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, named, order
 from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, SINGLE, Gauge, answers, drawn, level_ns, spreads
-from telemetry.store.sqlite_file import Damaged, DatabaseFile
+from telemetry.store.sqlite_file import Damaged, DatabaseFile, Full, Replaced
 from telemetry.store.sqlite_range import raw_columns
 from telemetry.store.sqlite_rollup import (
     FLEET_PREFIX,
@@ -87,6 +86,8 @@ class SqliteStore:
                 self._write(admitted)
             except Damaged as error:
                 self._file.set_aside(str(error))
+                self._write(admitted)
+            except Replaced:
                 self._write(admitted)
         return refused
 
@@ -163,6 +164,7 @@ class SqliteStore:
             limit = before_ns.get(measurement, before_ns.get("*"))
             if limit is not None:
                 removed += self._prune(measurement, limit, level_ns)
+        self._file.keep_reserve()
         return removed
 
     def _prune(self, measurement: str, limit_ns: int, level_ns: int) -> int:
@@ -171,27 +173,50 @@ class SqliteStore:
         with self._file.reading() as connection:
             if not _columns_of(connection, table):
                 return 0
-            ids = iter([*self._series(connection, measurement, None), *self._series(connection, name, None)])
-        if measurement not in SINGLE and level_ns != QUARTER_NS:
-            self._rollups.finish(table, limit_ns)
-        removed = 0
-        while some := list(islice(ids, _PRUNE_SERIES)):
-            place = 0
-            while True:
-                with self._file.writing() as connection:
-                    oldest = connection.execute(
-                        f'SELECT min(t) FROM (SELECT (SELECT min(time_ns) FROM "{table}" '
-                        f"WHERE series = id AND time_ns >= ?) AS t FROM series WHERE id IN {_in(some)})",
-                        (place,),
-                    ).fetchone()[0]
-                    if oldest is None or oldest >= limit_ns:
-                        break
-                    place = min(oldest + _PRUNE_NS * (max(1, level_ns // 10**9)), limit_ns)
-                    removed += connection.execute(
-                        f'DELETE FROM "{table}" WHERE series IN {_in(some)} AND time_ns < ?', (place,)
-                    ).rowcount
-                    connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
+            ids = [*self._series(connection, measurement, None), *self._series(connection, name, None)]
+        is_source = measurement not in SINGLE and level_ns != QUARTER_NS
+        removed, place = 0, -1
+        while (oldest := self._oldest(table, ids, place)) is not None and oldest < limit_ns:
+            place = min(oldest + _PRUNE_NS * max(1, level_ns // 10**9), limit_ns)
+            if is_source:
+                self._with_reserve(partial(self._rollups.finish, table, place))
+            for first in range(0, len(ids), _PRUNE_SERIES):
+                some = ids[first : first + _PRUNE_SERIES]
+                removed += self._with_reserve(partial(self._delete, table, some, place))
+        if is_source:
+            self._with_reserve(partial(self._rollups.finish, table, limit_ns))
         return removed
+
+    def _oldest(self, table: str, ids: Sequence[int], from_ns: int) -> int | None:
+        """When the oldest row from `from_ns` on was taken."""
+        with self._file.reading() as connection:
+            oldest: int | None = connection.execute(
+                f'SELECT min(t) FROM (SELECT (SELECT min(time_ns) FROM "{table}" '
+                f"WHERE series = id AND time_ns >= ?) AS t FROM series WHERE id IN {_in(ids)})",
+                (from_ns,),
+            ).fetchone()[0]
+        return oldest
+
+    def _delete(self, table: str, ids: Sequence[int], before_ns: int) -> int:
+        with self._file.writing() as connection:
+            removed = connection.execute(
+                f'DELETE FROM "{table}" WHERE series IN {_in(ids)} AND time_ns < ?', (before_ns,)
+            ).rowcount
+            if removed:
+                connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
+        self._file.give_way()
+        return removed
+
+    def _with_reserve(self, work: Callable[[], T]) -> T:
+        """On a full disk even a deletion needs room, in the log: that of the reserve, and then what it freed itself."""
+        for make_room in (self._file.shrink, self._file.spend_reserve):
+            try:
+                return work()
+            except Full:
+                make_room()
+        done = work()
+        self._file.shrink()
+        return done
 
     def exists(self) -> bool:
         return self._file.path.exists()

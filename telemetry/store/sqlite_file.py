@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from telemetry.store.interface import StoreDown, StoreError
@@ -27,6 +28,9 @@ BUSY_S = 5.0
 CHECK_S = 0.5
 _MAGIC = b"SQLite format 3\0"
 _IDLE_CONNECTIONS = 8
+RESERVE_BYTES = 16 * 2**20
+"""Of the disk, kept in a file of its own: what a deletion writes into the log before it makes room. Less on a small disk."""
+_RESERVE_SHARE = 8
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS series (
@@ -36,6 +40,22 @@ CREATE TABLE IF NOT EXISTS series (
     UNIQUE (measurement, tags)
 )
 """
+
+
+class Full(StoreDown):
+    """The disk has no room for what was to be written."""
+
+
+class Replaced(StoreDown):
+    """The file was deleted or replaced while it was written: what was written may be gone with it, and has to be written again."""
+
+
+class Parts(NamedTuple):
+    """Which files lie at the store's place, each by device and inode."""
+
+    main: tuple[int, int] | None
+    wal: tuple[int, int] | None
+    shm: tuple[int, int] | None
 
 
 class Damaged(StoreError):
@@ -61,6 +81,7 @@ class DatabaseFile:
     """One SQLite file in WAL mode. Any number of threads and processes read and write it at once.
 
     Where this user may only read, it is opened read-only, also when no writer runs. StoreError says why it can't be opened.
+    A file that is deleted or replaced while it is open is noticed at the next use, and before a write counts as done.
     """
 
     def __init__(self, path: Path, lay_out: Callable[[sqlite3.Connection], None]) -> None:
@@ -73,7 +94,11 @@ class DatabaseFile:
         self._lock = threading.Lock()  # guards the fields below
         self._idle: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identity: Parts | None = None  # of what the writer has open
+        self._folders: dict[Path, os.stat_result] = {}
+        self._mode: int | None = None  # of the file, for one that takes its place
+        self._said = ""  # of a file that was deleted or replaced, until another one is open
+        self._held_s = 0.0  # how long the last write transaction was
         self._closed = False
         self._open()
 
@@ -86,8 +111,7 @@ class DatabaseFile:
                 raise self._error("a_folder")
             if path.exists() and not path.is_file():  # SQLite would wait for whoever writes into a pipe
                 raise self._error("no_file")
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folders()
             with self._folder_lock():
                 self._open_locked()
         except PermissionError as error:
@@ -98,12 +122,28 @@ class DatabaseFile:
             with self.reading() as connection:
                 self._check_version(connection)
             return
+        self._check_writer()
+
+    def _check_writer(self) -> None:
         try:
             with self._translated():
                 assert self._writer is not None
                 self._check_pages(self._writer)
         except Damaged as error:
             self.set_aside(str(error))
+
+    def _make_folders(self) -> None:
+        """Those that are missing. One that was there before gets the mode and, where we may, the owner that it had."""
+        for folder in reversed(self.path.parents):
+            if folder.exists():
+                self._folders[folder] = folder.stat()
+                continue
+            before = self._folders.get(folder)
+            folder.mkdir(exist_ok=True)
+            if before is not None:
+                with contextlib.suppress(PermissionError):
+                    os.chown(folder, before.st_uid, before.st_gid)
+                folder.chmod(before.st_mode & 0o7777)
 
     def _open_locked(self) -> None:
         path = self.path
@@ -129,7 +169,7 @@ class DatabaseFile:
 
     def _of_system(self, error: OSError, kind: type[StoreError] = StoreError) -> StoreError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return self._error("full", StoreDown)
+            return self._error("full", Full)
         if error.errno == errno.EROFS:
             return self._error("folder_unwritable")
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
@@ -146,7 +186,7 @@ class DatabaseFile:
             head = file.read(16)
         if head in (_MAGIC, b""):
             return "ours"
-        had_wal = self.path.with_name(self.path.name + "-wal").exists()
+        had_wal = self._part("-wal").exists()
         return "damaged" if had_wal or not head.strip(b"\0") else "foreign"
 
     def _is_no_database(self) -> bool:
@@ -165,9 +205,11 @@ class DatabaseFile:
     def _initialise(self) -> None:
         """Connect the writer, and lay the file out if it is new. For who holds the folder's lock."""
         with self._translated():
-            connection = self._connect()
+            connection = self._connect("rwc")
             try:
                 if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
+                    if self._mode is not None:
+                        self.path.chmod(self._mode)  # before the WAL is made, which takes it over
                     connection.execute("PRAGMA page_size=8192")
                     connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
                 connection.execute("PRAGMA journal_mode=WAL")
@@ -182,8 +224,14 @@ class DatabaseFile:
             except BaseException:
                 connection.close()
                 raise
-            self._identity = self._on_disk()
-            self._writer = connection
+            self._take_as_writer(connection)
+            self.keep_reserve()
+
+    def _take_as_writer(self, connection: sqlite3.Connection) -> None:
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # opens the WAL
+        self._identity = self._on_disk()
+        self._mode = self.path.stat().st_mode & 0o777
+        self._writer = connection
 
     def _check_pages(self, connection: sqlite3.Connection) -> None:
         """Raise Damaged if the file is broken as far as CHECK_S let us look: better now than after writing into it.
@@ -207,8 +255,7 @@ class DatabaseFile:
     def _check_version(self, connection: sqlite3.Connection) -> None:
         check_layout(connection, self.path)
 
-    def _connect(self) -> sqlite3.Connection:
-        mode = "rwc"
+    def _connect(self, mode: str = "rw") -> sqlite3.Connection:
         if not self.writable:
             # without a writer there may be no -shm file, and a reader can't make one: then nothing changes, so read it as it is
             mode = "ro" if self._has_wal() else "ro&immutable=1"
@@ -224,18 +271,20 @@ class DatabaseFile:
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cache_size=-16384")
         connection.execute("PRAGMA journal_size_limit=67108864")
+        connection.execute(
+            "PRAGMA secure_delete=OFF"
+        )  # on by default in Debian: each row that leaves would be overwritten too
         return connection
 
     def _has_wal(self) -> bool:
-        wal = self.path.with_name(self.path.name + "-wal")
+        wal = self._part("-wal")
         return wal.exists() and wal.stat().st_size > 0
 
-    def _on_disk(self) -> tuple[int, int] | None:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
+    def _part(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
+
+    def _on_disk(self) -> Parts:
+        return Parts(*(_inode(self._part(suffix)) for suffix in ("", "-wal", "-shm")))
 
     @contextlib.contextmanager
     def _folder_lock(self) -> Iterator[None]:
@@ -284,12 +333,15 @@ class DatabaseFile:
                 if not self.writable:
                     raise self._error("only_read")
                 if self._writer is None:
-                    self._writer = self._connect()
+                    self._take_as_writer(self._connect())
                 connection = self._writer
+                assert connection is not None
                 try:
                     connection.execute("BEGIN IMMEDIATE")
+                    began_s = time.monotonic()
                     yield connection
                     connection.execute("COMMIT")
+                    self._held_s = time.monotonic() - began_s
                 except BaseException:
                     # after an I/O error SQLite may have rolled back by itself; a new connection knows nothing of it
                     self._writer = None
@@ -297,6 +349,40 @@ class DatabaseFile:
                         self.generation += 1
                     connection.close()
                     raise
+            if self._on_disk() != self._identity:
+                raise self._error("replaced", Replaced)
+
+    def keep_reserve(self) -> None:
+        """Take the reserve, where it is not there and the disk has plenty of room."""
+        with contextlib.suppress(OSError):
+            reserve, disk = self._part("-reserve"), os.statvfs(self.path.parent)
+            size = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
+            if reserve.exists() or disk.f_bavail * disk.f_frsize < 4 * size:
+                return
+            handle = os.open(reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode or 0o600)
+            try:
+                os.posix_fallocate(handle, 0, size)
+            except OSError:
+                reserve.unlink()
+            finally:
+                os.close(handle)
+
+    def spend_reserve(self) -> None:
+        """Give the disk the room of the reserve, where there is one."""
+        with contextlib.suppress(OSError):
+            self._part("-reserve").unlink()
+
+    def shrink(self) -> None:
+        """Give freed pages and the log's room back to the disk, as far as no reader is in the way and the disk lets us."""
+        with self._write_lock, contextlib.suppress(sqlite3.OperationalError):
+            if self._writer is None:
+                self._take_as_writer(self._connect())
+            assert self._writer is not None
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def give_way(self) -> None:
+        """Between pieces of a long work: as long a pause as the last piece took, or others would hardly ever find the lock free."""
+        time.sleep(min(self._held_s, 0.5))
 
     def set_aside(self, reason: str) -> None:
         """Rename a damaged file (and its WAL) and start a new one. Nothing happens if another process has done so already."""
@@ -310,7 +396,8 @@ class DatabaseFile:
         """Move the file away, unless another process has done so. For who holds the folder's lock."""
         seen, self._identity = self._identity, None
         self._drop_connections()
-        if seen is not None and seen != self._on_disk():
+        now = self._on_disk()
+        if seen is not None and (seen.main != now.main or now.wal not in (None, seen.wal)):
             return
         suffix = time.strftime(".damaged-%Y%m%dT%H%M%SZ", time.gmtime())
         aside = self.path.with_name(self.path.name + suffix)
@@ -320,7 +407,7 @@ class DatabaseFile:
             aside = self.path.with_name(f"{self.path.name}{suffix}-{number}")
         try:
             for part in ("-shm", "-wal", ""):
-                old = self.path.with_name(self.path.name + part)
+                old = self._part(part)
                 if old.exists():
                     old.rename(aside.with_name(aside.name + part))
         except OSError as error:
@@ -329,11 +416,57 @@ class DatabaseFile:
 
     def _follow(self) -> None:
         """If the file was replaced or removed under us, go on with the one that is there now, or a new one."""
-        if self.writable and self._identity is not None and self._on_disk() != self._identity:
-            with self._write_lock, self._translated(), self._folder_lock():
-                if self._on_disk() != self._identity:
-                    self._drop_connections()
-                    self._initialise()
+        if self._closed or not self.writable or self._identity is None or self._on_disk() == self._identity:
+            return
+        with self._write_lock:
+            with self._translated():
+                self._make_folders()
+                with self._folder_lock():
+                    replaced = self._reopen()
+            if replaced:
+                self._check_writer()
+
+    def _reopen(self) -> bool:
+        """Leave what we have open for what is there now; whether that is another file. For who holds the folder's lock."""
+        was, now = self._identity, self._on_disk()
+        if was is None or was == now or self._closed:
+            return False
+        if was.main == now.main:
+            self._leave_log(was, now)
+        else:
+            if now.main is None:
+                self._say("was deleted while in use; what it held is gone, and a new one is begun")
+            else:
+                self._say("was replaced by another file, which is gone on with")
+            self._drop_connections()
+            for suffix, before, here in (("-wal", was.wal, now.wal), ("-shm", was.shm, now.shm)):
+                if here is not None and here == before:  # of the old file: SQLite would play it into the new one
+                    self._part(suffix).unlink(missing_ok=True)
+        self._open_locked()
+        if not self.writable:
+            self.writable = True  # for the next try
+            raise self._error("only_read")
+        self._said = ""
+        return now.main is not None and was.main != now.main
+
+    def _say(self, what: str) -> None:
+        """Once, however often it is tried until it works."""
+        if what != self._said:
+            self._said = what
+            log.warning("store %s: %s", self.path, what)
+
+    def _leave_log(self, was: Parts, now: Parts) -> None:
+        """The -wal or -shm has gone from beside the file. As long as a connection is open, no SQLite does that."""
+        writer = self._writer
+        nobody_came = now.wal is None and now.shm in (None, was.shm)
+        if writer is not None:
+            self._say("its -wal or -shm file was deleted while in use; they are parts of the store")
+            if nobody_came:  # we still have the deleted log open: bring what it holds into the file
+                with contextlib.suppress(sqlite3.Error):
+                    writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        self._drop_connections()
+        if writer is not None and nobody_came:  # the index of a log that is no more
+            self._part("-shm").unlink(missing_ok=True)
 
     def _drop_connections(self) -> None:
         with self._lock:
@@ -377,7 +510,7 @@ class DatabaseFile:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return self._error("busy", StoreDown, seconds=BUSY_S)
         if code == sqlite3.SQLITE_FULL:
-            return self._error("full", StoreDown)
+            return self._error("full", Full)
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
             return self._error("disk", StoreDown, reason=error)
         if code == sqlite3.SQLITE_READONLY:
@@ -385,3 +518,11 @@ class DatabaseFile:
         if code == sqlite3.SQLITE_CANTOPEN:
             return self._error("unopenable", StoreDown)
         return self._error("other", reason=error)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -110,13 +110,14 @@ class Rollups:
         deadline_s = time.monotonic() + budget_s
         left = self._piece(until_ns)
         while left and time.monotonic() < deadline_s:
+            self._file.give_way()
             left = self._piece(until_ns)
         return left
 
     def finish(self, source: str, to_ns: int) -> None:
         """Before what is older than `to_ns` leaves the table `source`: draw it together and let it stand from then on."""
         while self._piece(to_ns + QUARTER_NS):
-            pass
+            self._file.give_way()
         with self._file.writing() as connection:
             connection.execute(
                 "INSERT INTO pruned VALUES (?, ?) ON CONFLICT (source) DO UPDATE SET to_ns = max(to_ns, excluded.to_ns)",
@@ -232,8 +233,8 @@ class _Work:
     def _due(self, task: int, last_ns: int, most: int) -> list[tuple[int, int, str]]:
         """(series, start_ns, measurement) of marks that start by `last_ns`."""
         return self._connection.execute(
-            "SELECT p.series, p.start_ns, s.measurement FROM pending AS p JOIN series AS s ON s.id = p.series "
-            "WHERE p.task = ? AND p.start_ns <= ? LIMIT ?",
+            "SELECT p.series, p.start_ns, s.measurement FROM series AS s CROSS JOIN pending AS p "
+            "ON p.task = ? AND p.series = s.id AND p.start_ns <= ? LIMIT ?",  # one seek a series, however many marks are later
             (task, last_ns, most),
         ).fetchall()
 

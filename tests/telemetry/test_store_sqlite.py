@@ -557,6 +557,44 @@ def test_a_kill_at_any_instant_of_rolling_up_changes_no_answer(path: Path) -> No
     store.close()
 
 
+PRUNER = """
+    import sys
+    import telemetry.store.sqlite
+    from telemetry.store import open_store
+    telemetry.store.sqlite._PRUNE_NS = 60 * 10**9
+    store = open_store("sqlite://" + sys.argv[1])
+    print("ready", flush=True)
+    store.prune({"host": 1_795_960_800 * 10**9 + 7200 * 10**9})
+    print("done", flush=True)
+"""
+
+
+def test_a_kill_at_any_instant_of_pruning_changes_no_answer_that_rollups_give(path: Path) -> None:
+    rng = random.Random(12)
+    store = open_store(f"sqlite://{path}")
+    store.write([host(second, load=float(second), node=f"n{i}") for second in range(0, 7200, 20) for i in range(4)])
+    before = {step_s: means(store, step_s) for step_s in (60, 900)}
+    said = b""
+    while b"done" not in said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PRUNER), str(path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.05 + rng.random() * 0.2)
+        process.send_signal(signal.SIGKILL)
+        said = process.stdout.read()
+        process.stdout.close()
+        process.wait()
+        for step_s, values in before.items():
+            assert means(store, step_s) == pytest.approx(values)
+    assert store.samples("host", start_ns=0, end_ns=2**62) == []
+    store.close()
+
+
 def test_latest_reads_one_row_a_series_however_long_its_history(path: Path) -> None:
     store = open_store(f"sqlite://{path}")
     assert isinstance(store, SqliteStore)
