@@ -106,13 +106,15 @@ class Rollups:
         self._file = file
 
     def work(self, until_ns: int, budget_s: float) -> bool:
-        """Draw together what ended by `until_ns`, for about `budget_s`; whether some of it is left for the next time."""
-        deadline_s = time.monotonic() + budget_s
-        left = self._piece(until_ns)
-        while left and time.monotonic() < deadline_s:
-            self._file.give_way()
+        """Draw together what ended by `until_ns`, for about `budget_s` of work; whether some of it is left for the next time."""
+        spent_s = 0.0
+        while True:
+            began_s = time.monotonic()
             left = self._piece(until_ns)
-        return left
+            spent_s += time.monotonic() - began_s
+            if not left or spent_s >= budget_s:
+                return left
+            self._file.give_way()
 
     def finish(self, source: str, to_ns: int) -> None:
         """Before what is older than `to_ns` leaves the table `source`: draw it together and let it stand from then on."""
