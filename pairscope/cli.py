@@ -6,12 +6,11 @@ import json
 import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,12 +25,13 @@ from agent.reload import ConfigurationRefused
 from agent.settings import AgentSettings
 from agent.simulator import recording as simulated_recording
 from agent.simulator import service as simulation
-from agent.simulator.settings import SimulatorError, SimulatorSettings
+from agent.simulator.settings import SimulatorSettings
 from agent.sweep import sweep
 from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
 from pairscope import __version__, doctor, pausing, traffic, up
 from pairscope import store as storing
+from pairscope.cli_report import report_command
 from pairscope.config import (
     SECTIONS,
     ConfigError,
@@ -45,34 +45,41 @@ from pairscope.config import (
 from pairscope.copying import Stopped, print_summary, select, span_option, stoppable, tell, when
 from pairscope.export import FORMATS, CsvWriter, MakeWriter, Shape, export, export_into, places_of
 from pairscope.judge import judge_live, judge_recording, print_diagnoses
-from pairscope.moment import moment_ns
+from pairscope.options import (
+    SPOKEN,
+    ConfigOption,
+    JsonOption,
+    LangOption,
+    Refused,
+    StateOption,
+    StoreOption,
+    moment,
+    one_line_for_mistakes,
+    overrides,
+    shared,
+    stores_told,
+    t,
+)
 from pairscope.plan import plan_up
 from pairscope.progress import shown
 from pairscope.record import Nothing, follow, record
 from pairscope.replay import ORIGINS, Plan, Shift, parse_shift, replay, replayed_json, replayed_lines
+from pairscope.report.settings import ReportSettings
 from pairscope.selection import open_for_reading
 from pairscope.signals import tell_signals
 from pairscope.sweep import print_sweep
 from pairscope.traffic import TrafficSettings
-from pairscope.whole_file import CannotCopy
 from rules import service as triage_service
 from rules.service import TriageSettings
-from rules.signals import SignalsError
 from rules.verdict import verdict_json
 from telemetry.catalogue import MEASUREMENTS
-from telemetry.messages import LANGUAGES, say, terminal_language
+from telemetry.messages import say
 from telemetry.process import die_with_parent, stop_event
-from telemetry.store import StoreDown, StoreError, open_store, public_url
+from telemetry.store import StoreDown, open_store, public_url
 from telemetry.store.buckets import AGGREGATES
-
-SPOKEN = terminal_language()
 
 ONCE_WAIT_S = 15.0
 """How long a person waits for sources that take longer than a tick: a BMC needs some seconds to answer at all."""
-
-
-def t(key: str, **values: object) -> str:
-    return say(f"pairscope.cli.{key}", SPOKEN, **values)
 
 
 def r(key: str, **values: object) -> str:
@@ -88,10 +95,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=t("config"))]
-StateOption = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help=t("state_dir"))]
-StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help=t("store"))]
-LangOption = Annotated[str | None, typer.Option("--lang", metavar="|".join(LANGUAGES), help=t("lang"))]
 FromOption = Annotated[str | None, typer.Option("--from", metavar="TIME", help=r("record.from"))]
 ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help=r("record.to"))]
 LastOption = Annotated[str | None, typer.Option("--last", metavar="SPAN", help=r("record.last"))]
@@ -101,42 +104,6 @@ MeasurementsOption = Annotated[
     typer.Option("--measurement", metavar="NAME", help=r("record.measurement", known=", ".join(MEASUREMENTS))),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help=r("record.force"))]
-JsonOption = Annotated[bool, typer.Option("--json", help=t("json"))]
-
-
-class Refused(Exception):
-    """A user's mistake: one line, exit 2."""
-
-
-@contextmanager
-def one_line_for_mistakes() -> Iterator[None]:
-    """Every user's mistake ends as one line on stderr and exit 2; a broken pipe ends silently."""
-    try:
-        yield
-    except (
-        ConfigError,
-        up.CannotStart,
-        StoreError,
-        SimulatorError,
-        SignalsError,
-        Refused,
-        pausing.CannotPause,
-        CannotCopy,
-    ) as error:
-        Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
-        raise typer.Exit(2) from None
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it on exit
-        raise typer.Exit(0) from None
-
-
-@contextmanager
-def stores_told(language: str) -> Iterator[None]:
-    """What is wrong with a store, in the language of the configuration."""
-    try:
-        yield
-    except StoreError as error:
-        raise Refused(error.told(language)) from None
 
 
 def hello(part: str, *, store: str, **values: object) -> None:
@@ -168,23 +135,6 @@ def waiting(language: str) -> Iterator[Callable[[Sequence[str]], None]]:
 def engines_at(urls: Sequence[str] | None) -> list[dict[str, str]] | None:
     """The engines of --engine-url; None when there are none, so that those of the configuration stand."""
     return [{"name": f"engine-{i}", "url": url} for i, url in enumerate(urls or [], 1)] or None
-
-
-def overrides(
-    *, state_dir: Path | None, store: str | None, lang: str | None, **sections: dict[str, Any]
-) -> dict[str, Any]:
-    return {"state_dir": str(state_dir) if state_dir else None, "store": store, "language": lang, **sections}
-
-
-def shared(configuration: Configuration) -> dict[str, object]:
-    """What every part gets from the top of the configuration."""
-    return {
-        "store_url": configuration.store_url,
-        "state_dir": configuration.state_dir,
-        "language": configuration.language,
-        "node": configuration.node,
-        **configuration.place,
-    }
 
 
 def agent_settings(configuration: Configuration) -> AgentSettings:
@@ -465,6 +415,11 @@ def triage_command(
         else:
             print_diagnoses(diagnoses, Console(highlight=False), configuration.language, whole=whole)
         raise typer.Exit(1 if any(diagnosis.verdicts for diagnosis in diagnoses) else 0)
+
+
+app.command("report", help=say("report.about.command", SPOKEN), epilog=say("report.about.example", SPOKEN))(
+    report_command
+)
 
 
 @app.command("dashboard", help=t("dashboard.about"))
@@ -752,6 +707,7 @@ def check_config_command(
             "dashboard": DashboardSettings,
             "traffic": TrafficSettings,
             "simulator": SimulatorSettings,
+            "report": ReportSettings,
         }
         for section, kind in kinds.items():
             settings(configuration, section, kind, **shared(configuration))
@@ -822,14 +778,6 @@ def duration_s(text: str) -> float:
     if not 1 <= found <= pausing.LONGEST_S:
         raise Refused(t("pause.duration_wrong", text=text))
     return float(found)
-
-
-def moment(text: str) -> int:
-    """As `moment_ns`, Refused for what is no moment."""
-    try:
-        return moment_ns(text)
-    except (ValueError, OverflowError):
-        raise Refused(t("triage.at_wrong", text=text)) from None
 
 
 def main() -> None:

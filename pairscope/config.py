@@ -28,7 +28,7 @@ from telemetry.messages import LANGUAGES, say, terminal_language
 Settings = TypeVar("Settings")
 Section = dict[str, Any]
 
-SECTIONS = ("node", "agent", "engine", "triage", "dashboard", "traffic", "simulator")
+SECTIONS = ("node", "agent", "engine", "triage", "dashboard", "traffic", "simulator", "report")
 TOP_LEVEL = ("state_dir", "store", "language", *SECTIONS)
 NODE_KEYS = ("name", "rack", "circuit", "cluster")
 SECRET_KEYS = (
@@ -61,6 +61,7 @@ class _Environment(BaseSettings):
     dashboard: Section = {}
     traffic: Section = {}
     simulator: Section = {}
+    report: Section = {}
 
     @classmethod
     def settings_customise_sources(

@@ -1,0 +1,80 @@
+"""Where a report's samples come from: a recording, or the store with enough of the past to know what was usual."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from pairscope.judge import JUDGED, working
+from pairscope.selection import open_for_reading
+from rules.verdict import from_sample
+from telemetry import lineprotocol
+from telemetry.messages import say
+from telemetry.sample import Sample
+from telemetry.store import Store, StoreError, public_url
+
+HEALTH_NS = 1800 * 10**9
+"""So much before the beginning is walked, so that what is usual is known by then."""
+
+SHORTEST_NS = 600 * 10**9
+LONGEST_NS = 86_400 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Samples in the order of time. The report is about `from_ns` to `end_ns`; what lies before teaches what is usual."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    from_ns: int
+    end_ns: int
+    bad_lines: int = 0
+
+
+def of_recording(path: Path, since_ns: int | None, at_ns: int | None, nodes: Sequence[str], language: str) -> Source:
+    """StoreError, in one line, for a file that can't be read or holds nothing that was asked for."""
+    try:
+        with working(say("pairscope.judge.reading", language, where=path)):
+            recording = lineprotocol.read(path)
+            samples = [s for s in recording if not nodes or s.tags.get("node") in nodes]
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
+    samples = sorted((s for s in samples if at_ns is None or s.time_ns <= at_ns), key=lambda sample: sample.time_ns)
+    if not samples:
+        raise StoreError(say("pairscope.judge.no_samples", language, where=path))
+    end_ns = samples[-1].time_ns if at_ns is None else at_ns
+    return Source(path.name, tuple(samples), since_ns or samples[0].time_ns, end_ns, recording.bad_lines)
+
+
+def of_store(url: str, since_ns: int | None, end_ns: int, nodes: Sequence[str], language: str) -> Source:
+    """Without a beginning: since the oldest of the causes that the newest verdicts name, and an hour at least. Raises as the store does."""
+    with (
+        closing(open_for_reading(url, language)) as store,
+        working(say("report.told.reading", language, where=public_url(url))),
+    ):
+        from_ns = since_ns or _beginning(store, end_ns, nodes)
+        from_ns = max(min(from_ns, end_ns - SHORTEST_NS if since_ns is None else end_ns - 1), end_ns - LONGEST_NS)
+        where = {"node": list(nodes)} if nodes else None
+        samples: list[Sample] = []
+        for measurement in JUDGED:
+            samples += store.samples(measurement, start_ns=from_ns - HEALTH_NS, end_ns=end_ns + 1, where=where)
+    if not samples:
+        raise StoreError(say("pairscope.judge.no_samples", language, where=public_url(url)))
+    samples.sort(key=lambda sample: sample.time_ns)
+    return Source(public_url(url), tuple(samples), from_ns, end_ns)
+
+
+def _beginning(store: Store, end_ns: int, nodes: Sequence[str]) -> int:
+    """A quarter of an hour before the oldest beginning that triage has written down; an hour before the end without any."""
+    where = {"node": list(nodes)} if nodes else None
+    found = []
+    for sample in store.samples("verdict", start_ns=end_ns - 120 * 10**9, end_ns=end_ns + 1, where=where):
+        try:
+            found += [verdict.since_ns for verdict in from_sample(sample).verdicts if verdict.since_ns]
+        except ValueError:  # of another version: it only tells us where to begin
+            continue
+    return min([end_ns - 3600 * 10**9, *(since - 900 * 10**9 for since in found)])
