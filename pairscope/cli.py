@@ -31,6 +31,7 @@ from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
 from pairscope import __version__, doctor, pausing, traffic, up
 from pairscope import store as storing
+from pairscope.cli_drill import drill_command
 from pairscope.cli_report import report_command
 from pairscope.config import (
     SECTIONS,
@@ -417,6 +418,7 @@ def triage_command(
         raise typer.Exit(1 if any(diagnosis.verdicts for diagnosis in diagnoses) else 0)
 
 
+app.command("drill", help=say("drill.about.command", SPOKEN))(drill_command)
 app.command("report", help=say("report.about.command", SPOKEN), epilog=say("report.about.example", SPOKEN))(
     report_command
 )

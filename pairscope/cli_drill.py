@@ -1,0 +1,140 @@
+"""`pairscope drill`: simulated faults to train on, in a terminal or with answers from a file."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from pairscope.config import gather
+from pairscope.drill.play import Ask, Ended, Played, Stage, causes_table, play, score_table, sums
+from pairscope.drill.rounds import DIFFICULTIES
+from pairscope.drill.transcript import transcript
+from pairscope.options import SPOKEN, ConfigOption, LangOption, Refused, one_line_for_mistakes, overrides
+from telemetry.messages import say
+
+INTERRUPTED = 130
+ANSWER_LIMIT = 200
+MOST_ROUNDS = 100
+
+
+def d(key: str, **values: object) -> str:
+    return say(f"drill.about.{key}", SPOKEN, **values)
+
+
+def drill_command(
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=MOST_ROUNDS, help=d("rounds"))] = 5,
+    seed: Annotated[int | None, typer.Option("--seed", help=d("seed"))] = None,
+    difficulty: Annotated[
+        str, typer.Option("--difficulty", metavar="|".join(DIFFICULTIES), help=d("difficulty"))
+    ] = "medium",
+    causes: Annotated[bool, typer.Option("--list", help=d("list"))] = False,
+    answers: Annotated[Path | None, typer.Option("--answers", metavar="FILE|-", help=d("answers"))] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=d("json"))] = False,
+    config: ConfigOption = None,
+    lang: LangOption = None,
+) -> None:
+    with one_line_for_mistakes():
+        language = gather(config, overrides(state_dir=None, store=None, lang=lang), lang).language
+        console = Console(highlight=False, stderr=as_json)
+        if causes:
+            console.print(causes_table(language))
+            return
+        if difficulty not in DIFFICULTIES:
+            raise Refused(say("drill.mistake.difficulty", language, text=difficulty, known=", ".join(DIFFICULTIES)))
+        chosen = random.SystemRandom().randrange(1, 10**6) if seed is None else seed
+        code, done = _played(console, answers, rounds, chosen, difficulty, language)
+        if done:
+            console.print()
+            console.print(score_table(done, language))
+        console.print(say("drill.sum", language, **sums(done)), markup=False)
+        again = say("drill.again", language, seed=chosen, difficulty=difficulty, rounds=rounds)
+        console.print(again, style="dim", markup=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps(transcript(done, chosen, difficulty), ensure_ascii=False, indent=1))
+        raise typer.Exit(code)
+
+
+def _played(
+    console: Console, answers: Path | None, rounds: int, seed: int, difficulty: str, language: str
+) -> tuple[int, list[Played]]:
+    """The exit code and what was played, also when it was ended before its time."""
+    done: list[Played] = []
+    with _asking(answers, console, language) as ask, _told(language) as tell:
+        try:
+            play(Stage(ask, console, tell, language), seed, rounds, difficulty, done)
+        except Ended:
+            return 0, done
+        except KeyboardInterrupt:
+            console.print()
+            return INTERRUPTED, done
+    return 0, done
+
+
+@contextmanager
+def _asking(answers: Path | None, console: Console, language: str) -> Iterator[Ask]:
+    """Answers from a person at a terminal, else line by line from the file or from stdin, shown as if typed."""
+    if answers is not None and str(answers) != "-":
+        try:
+            lines = answers.read_text("utf-8", "replace").splitlines()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Refused(say("drill.mistake.answers", language, path=answers, reason=reason)) from None
+        yield _from(iter(lines), console)
+    elif answers is None and sys.stdin.isatty():
+        yield lambda prompt: _typed(console, prompt)
+    else:
+        yield _from(iter(sys.stdin.readline, ""), console)
+
+
+def _from(lines: Iterator[str], console: Console) -> Ask:
+    def ask(prompt: str) -> str | None:
+        line = next(lines, None)
+        if line is not None:
+            console.print(f"{prompt}{line.rstrip()[:ANSWER_LIMIT]}", markup=False, soft_wrap=True)
+        return line[:ANSWER_LIMIT] if line is not None else None
+
+    return ask
+
+
+def _typed(console: Console, prompt: str) -> str | None:
+    try:
+        return console.input(prompt, markup=False)[:ANSWER_LIMIT]
+    except EOFError:
+        return None
+
+
+@contextmanager
+def _told(language: str) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal while a round is simulated, gone while somebody thinks; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _share: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn())
+    running: list[Progress] = []
+
+    def tell(share: float) -> None:
+        if share >= 1:
+            while running:
+                running.pop().stop()
+            return
+        if not running:
+            progress = Progress(*columns, console=console, transient=True)
+            progress.add_task(say("drill.making", language), total=1.0)
+            progress.start()
+            running.append(progress)
+        running[0].update(running[0].task_ids[0], completed=share)
+
+    try:
+        yield tell
+    finally:
+        tell(1.0)
