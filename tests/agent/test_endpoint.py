@@ -22,6 +22,7 @@ from agent.sampler import SLOW_KINDS, slow_fields
 from agent.settings import AgentSettings, EngineTarget
 from telemetry.catalogue import MEASUREMENTS
 from telemetry.sample import Sample, Value
+from tests import loopback
 
 NODE = {"node": "n1"}
 
@@ -148,26 +149,29 @@ def served(well: dict[str, object]) -> Iterator[str]:
 
 
 def test_metrics_are_served_as_prometheus_text(served: str) -> None:
-    answer = httpx.get(f"{served}/metrics?x=1")
+    answer = loopback.get(f"{served}/metrics?x=1")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert values(answer.text) == {("pairscope_host_cpu_pct", (("node", "n1"),)): 12.5}
 
 
 def test_health_is_json_and_its_status_follows(served: str, well: dict[str, object]) -> None:
-    assert (httpx.get(f"{served}/healthz").status_code, httpx.get(f"{served}/healthz").json()["status"]) == (200, "ok")
+    assert (loopback.get(f"{served}/healthz").status_code, loopback.get(f"{served}/healthz").json()["status"]) == (
+        200,
+        "ok",
+    )
     well["well"] = False
-    assert httpx.get(f"{served}/healthz").status_code == 503
+    assert loopback.get(f"{served}/healthz").status_code == 503
 
 
 def test_health_with_half_a_character_in_it_is_still_told(served: str, well: dict[str, object]) -> None:
     well["engine"] = "we\ud800ights"
-    assert httpx.get(f"{served}/healthz").json()["engine"] == "we?ights"
+    assert loopback.get(f"{served}/healthz").json()["engine"] == "we?ights"
 
 
 def test_other_paths_and_methods_are_refused(served: str) -> None:
-    assert httpx.get(f"{served}/../etc/passwd").status_code == 404
-    assert httpx.post(f"{served}/metrics").status_code == 501
+    assert loopback.get(f"{served}/../etc/passwd").status_code == 404
+    assert loopback.post(f"{served}/metrics").status_code == 501
     head = httpx.head(f"{served}/metrics")
     assert (head.status_code, head.content) == (200, b"")
     assert "python" not in head.headers["server"].lower()
@@ -236,7 +240,7 @@ def until_status(served: str, status: int) -> httpx.Response:
     give_up_s = time.monotonic() + 90
     while time.monotonic() < give_up_s:
         with contextlib.suppress(httpx.TransportError):
-            answer = httpx.get(f"{served}/metrics")
+            answer = loopback.get(f"{served}/metrics")
             if answer.status_code == status:
                 return answer
     raise AssertionError(f"never {status}")
@@ -258,9 +262,9 @@ def test_a_host_without_a_thread_left_costs_its_requests_only_and_no_place(
         patch.setattr(threading.Thread, "start", no_thread)
         for _ in range(CONCURRENT_LIMIT + 1):
             with pytest.raises(httpx.TransportError):
-                httpx.get(f"{served}/metrics")
+                loopback.get(f"{served}/metrics")
     assert len(refused) > CONCURRENT_LIMIT
-    assert httpx.get(f"{served}/metrics").status_code == 200
+    assert loopback.get(f"{served}/metrics").status_code == 200
 
 
 def test_a_host_without_a_file_left_is_not_asked_in_a_busy_loop(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +286,7 @@ def test_a_host_without_a_file_left_is_not_asked_in_a_busy_loop(served: str, mon
                 threading.Event().wait(0.01)
     assert len(attempts) >= 5
     assert set(waits) == {endpoint_module.NO_FILE_WAIT_S}
-    assert httpx.get(f"{served}/metrics").status_code == 200
+    assert loopback.get(f"{served}/metrics").status_code == 200
 
 
 def test_a_request_that_drips_is_ended(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +303,7 @@ def test_many_clients_at_once_all_get_an_answer(served: str) -> None:
     def ask() -> None:
         for _ in range(10):
             with contextlib.suppress(httpx.TransportError):
-                statuses.append(httpx.get(f"{served}/metrics", timeout=120).status_code)
+                statuses.append(loopback.get(f"{served}/metrics").status_code)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from tests import loopback
 from tests.engine.running import WAIT_S, start_process, until
 from tests.ports import free_port
 
@@ -29,14 +30,14 @@ def url() -> Iterator[str]:
 def _ready(started: subprocess.Popen[str], address: str) -> bool:
     assert started.poll() is None, "the server has ended"
     try:
-        return httpx.get(f"{address}/health", timeout=WAIT_S).status_code == 200
+        return loopback.get(f"{address}/health", timeout=WAIT_S).status_code == 200
     except httpx.TransportError:
         return False
 
 
 @pytest.fixture
 def post(url: str) -> Callable[[str, dict[str, object]], httpx.Response]:
-    return lambda path, body: httpx.post(url + path, json=body, timeout=WAIT_S)
+    return lambda path, body: loopback.post(url + path, json=body, timeout=WAIT_S)
 
 
 def test_the_capital_of_france_is_paris(post: Callable[[str, dict[str, object]], httpx.Response]) -> None:

@@ -23,6 +23,7 @@ from engine.assembly import Assembled
 from engine.core import Engine
 from engine.scheduler import StepPlan
 from engine.settings import EngineSettings, SettingsError, check
+from tests import loopback
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.running import ROOT, WAIT_S, ThreadServer, start_process, until
 
@@ -152,7 +153,7 @@ def test_draining_lets_running_requests_end_and_takes_no_new_ones(settings: Engi
             next(lines)
             server.ask_to_stop()
             until(lambda: server.service.draining, "draining")
-            with httpx.Client(base_url=server.url, timeout=WAIT_S) as other:
+            with httpx.Client(base_url=server.url, timeout=WAIT_S, verify=False, trust_env=False) as other:
                 refused = other.post("/v1/completions", json={"prompt": "x"})
                 assert refused.status_code == 503
                 assert refused.json()["error"]["message"] == "the server is stopping"
@@ -218,9 +219,9 @@ def test_the_process_tells_its_supervisor_when_it_is_ready_and_ends_on_sigterm_w
     messages = told(supervisor, "READY=1")
     assert any(message.startswith("STATUS=loading") for message in messages)
     assert messages[-1].splitlines()[0] == "READY=1"
-    assert httpx.get(f"{url}/health").status_code == 200  # READY was no promise but a fact
+    assert loopback.get(f"{url}/health").status_code == 200  # READY was no promise but a fact
     body = {"prompt": "x", "max_tokens": 4000, "stream": True, **GREEDY}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=WAIT_S) as answer:
+    with loopback.stream("POST", f"{url}/v1/completions", json=body, timeout=WAIT_S) as answer:
         next(answer.iter_lines())
         started.send_signal(signal.SIGTERM)
         assert started.wait(WAIT_S) == 0
@@ -241,7 +242,7 @@ def test_told_to_stop_while_it_loads_it_ends_with_0(folder: Path, free_port: Cal
 def seen_stage(port: int) -> str | None:
     """The stage that /health names; `warm-up` also when it is ready already."""
     try:
-        health = httpx.get(f"http://127.0.0.1:{port}/health", timeout=WAIT_S)
+        health = loopback.get(f"http://127.0.0.1:{port}/health", timeout=WAIT_S)
     except httpx.TransportError:
         return None
     return str(health.json().get("stage", "warm-up"))
@@ -255,7 +256,7 @@ def test_killed_outright_it_is_gone_and_its_client_notices(
     body = {"prompt": "x", "max_tokens": 4000, "stream": True, **GREEDY}
     with (
         pytest.raises(httpx.TransportError),
-        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=WAIT_S) as answer,
+        loopback.stream("POST", f"{url}/v1/completions", json=body, timeout=WAIT_S) as answer,
     ):
         for _ in answer.iter_lines():
             os.kill(started.pid, signal.SIGKILL)

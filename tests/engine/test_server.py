@@ -18,6 +18,7 @@ from engine import server as engine_server
 from engine.metrics import HISTOGRAMS
 from engine.settings import EngineSettings
 from telemetry.catalogue import ENGINE
+from tests import loopback
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.running import ThreadServer, until
 
@@ -417,7 +418,7 @@ def test_more_connections_than_the_process_can_hold_are_refused_and_those_within
             client.close()
     monkeypatch.undo()
     assert 8 <= engine_server.connection_limit() <= 512
-    assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+    assert loopback.get(f"{server.url}/health").status_code == 200
 
 
 def is_closed(client: socket.socket) -> bool:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -28,6 +25,7 @@ from pairscope.selection import Selection
 from pairscope.whole_file import CannotCopy
 from telemetry.sample import Sample
 from telemetry.store import Store, open_store
+from tests.pairscope.command_line import pairscope
 from tests.pairscope.recordings import T0, S, everything, samples, sqlite_store, unseen
 from tests.telemetry.conftest import Influxd
 
@@ -231,16 +229,8 @@ def test_an_export_that_breaks_leaves_no_file_and_no_folder(filled: Store, tmp_p
 
 def test_a_folder_gets_one_file_a_measurement_that_has_samples(filled: Store, tmp_path: Path) -> None:
     span = ("--from", str(T0), "--to", str(T0 + 60 * S), "--format", "csv")
-    done = subprocess.run(
-        [sys.executable, "-m", "pairscope", "export", str(tmp_path / "night"), "--store", filled.url, "--json", *span],
-        cwd=ROOT,
-        env={**os.environ, "PAIRSCOPE_LANG": "en"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = pairscope("export", str(tmp_path / "night"), "--store", filled.url, "--json", *span)
+    assert done.exit_code == 0, done.stderr
     rows = {one["measurement"]: one["rows"] for one in json.loads(done.stdout)["files"]}
     assert rows == {"gpu": 160, "engine": 80, "event": 1}
     assert {path.name for path in (tmp_path / "night").iterdir()} == {"gpu.csv", "engine.csv", "event.csv"}

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def pairscope(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PAIRSCOPE_LANG": "en"}
-    command = [sys.executable, "-m", "pairscope", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+from tests.pairscope.command_line import pairscope
 
 
 def recording(tmp_path: Path, node: str) -> Path:
@@ -34,7 +26,7 @@ def test_control_characters_of_a_recording_do_not_reach_the_terminal(tmp_path: P
 @pytest.mark.parametrize("at", ["nonsense", "9999-12-31", "-5", "1960-01-01"])
 def test_a_moment_that_makes_no_sense_is_one_line_and_exit_two(tmp_path: Path, at: str) -> None:
     done = pairscope("triage", str(recording(tmp_path, "n1")), f"--at={at}", "--state-dir", str(tmp_path / "state"))
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert "is not a time" in done.stderr
 
@@ -43,6 +35,6 @@ def test_a_recording_is_never_written_over_what_is_not_a_file(tmp_path: Path) ->
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     done = pairscope("simulate", "1x2", "--seconds", "5", "--out", str(pipe), "--state-dir", str(tmp_path / "state"))
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "not a regular file" in done.stderr
     assert pipe.is_fifo()

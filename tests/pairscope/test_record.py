@@ -24,6 +24,7 @@ from pairscope.whole_file import CannotCopy, WholeFile
 from telemetry.lineprotocol import read
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown, Where, open_store
+from tests.pairscope.command_line import pairscope
 from tests.pairscope.recordings import T0, S, everything, recorded, replayed, samples, sqlite_store, unseen
 from tests.telemetry.conftest import Influxd
 
@@ -43,19 +44,6 @@ def command(*arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PAIRSCOPE_LANG": "en"}
-
-
-def pairscope(*arguments: str, **how: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        command(*arguments),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        **how,
-    )
 
 
 def test_a_recording_holds_every_sample_in_time_order(filled: Store, tmp_path: Path) -> None:
@@ -195,7 +183,16 @@ def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
         span = ("--from", "1795960000", "--to", "1795970000")
-        done = pairscope("record", str(tmp_path / "a.lp"), *span, "--store", store.url, preexec_fn=small)
+        done = subprocess.run(
+            command("record", str(tmp_path / "a.lp"), *span, "--store", store.url),
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            preexec_fn=small,
+        )
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
         assert "a.lp does not fit" in done.stderr
     assert not list(tmp_path.glob("*.lp")) and not list(tmp_path.glob(".*"))
@@ -286,16 +283,16 @@ def test_following_goes_on_through_an_outage_and_is_a_good_file_at_any_moment(
 def test_the_command_says_what_it_wrote_in_json_and_pipes_to_stdout(filled: Store, tmp_path: Path) -> None:
     span = ("--from", "2026-11-29T14:00", "--last", "1h")
     refused = pairscope("record", str(tmp_path / "a.lp"), *span, "--store", filled.url)
-    assert refused.returncode == 2 and "--last" in refused.stderr
+    assert refused.exit_code == 2 and "--last" in refused.stderr
     done = pairscope("record", "-", "--from", str(T0), "--to", str(T0 + 3 * S), "--store", filled.url, "--json")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     told = json.loads(done.stderr)
     assert (told["samples"], told["first"]) == (
         18,
         f"2026-11-29T{time.strftime('%H:%M:%S', time.gmtime(T0 // S))}.123456789Z",
     )
     assert done.stdout.count("\n") == 18
-    assert pairscope("record", str(tmp_path / "b.lp"), "--store", f"sqlite://{tmp_path}/none.db").returncode == 2
+    assert pairscope("record", str(tmp_path / "b.lp"), "--store", f"sqlite://{tmp_path}/none.db").exit_code == 2
     assert not (tmp_path / "none.db").exists()
     nothing = pairscope("record", str(tmp_path / "b.lp"), "--last", "5m", "--to", "1795000000", "--store", filled.url)
-    assert nothing.returncode == 1 and "no such samples" in nothing.stderr and not (tmp_path / "b.lp").exists()
+    assert nothing.exit_code == 1 and "no such samples" in nothing.stderr and not (tmp_path / "b.lp").exists()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,6 +22,7 @@ from rules.service import TriageSettings
 from telemetry.lineprotocol import encode, encode_many, printable, read
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown, open_store
+from tests.pairscope.command_line import pairscope
 from tests.pairscope.recordings import T0, S, everything, recorded, replayed, samples, sqlite_store, unseen, written
 from tests.telemetry.conftest import Influxd
 
@@ -287,16 +285,9 @@ def test_a_simulated_incident_gets_the_same_cause_from_the_store_as_from_the_fil
 
 def test_the_command_reads_stdin_moves_it_and_says_so_in_json(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/piped.db"
-    told = subprocess.run(
-        [sys.executable, "-m", "pairscope", "replay", "-", "--shift", "now", "--store", url, "--json"],
-        cwd=ROOT,
-        env={**os.environ, "PAIRSCOPE_LANG": "en"},
-        input=gzip.compress(b"nonsense\n" + encode_many(samples()).encode()),
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-    assert told.returncode == 1, told.stderr
+    typed = gzip.compress(b"nonsense\n" + encode_many(samples()).encode())
+    told = pairscope("replay", "-", "--shift", "now", "--store", url, "--json", typed=typed)
+    assert told.exit_code == 1, told.stderr
     summary = json.loads(told.stdout)
     assert (summary["samples"], summary["bad_lines"], summary["marked"]) == (241, 1, True)
     assert summary["problems"][0]["line"] == 1

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from typer.testing import Result
+
+from tests.pairscope.command_line import pairscope
 
 
-def triage(tmp_path: Path, told: object, *arguments: str) -> subprocess.CompletedProcess[str]:
+def triage(tmp_path: Path, told: object, *arguments: str) -> Result:
     path = tmp_path / "told.json"
     path.write_text(json.dumps(told))
-    environment = {**os.environ, "PAIRSCOPE_LANG": "en"}
-    command = [sys.executable, "-m", "pairscope", "triage", "--signals", str(path), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return pairscope("triage", "--signals", str(path), *arguments)
 
 
 def test_one_incident_is_one_list_of_verdicts_and_a_list_is_a_list_of_them(tmp_path: Path) -> None:
     hot = {"tps_ratio": 0.6, "sm_ratio": 0.65, "temp_c": 91, "flags": ["hw_thermal"], "tps_rato": 1}
     one = triage(tmp_path, hot, "--json")
     (verdict,) = json.loads(one.stdout)
-    assert (one.returncode, verdict["cause"], verdict["step"], verdict["loss_pct"]) == (1, "thermal", 1, 40.0)
+    assert (one.exit_code, verdict["cause"], verdict["step"], verdict["loss_pct"]) == (1, "thermal", 1, 40.0)
     assert {"confidence", "scope", "evidence", "ruled_out", "fix"} <= verdict.keys()
     assert one.stderr.strip() == "unknown, and not used: tps_rato (meant tps_ratio?)"
     both = triage(tmp_path, [hot, {}], "--json", "--lang", "zh")
@@ -33,11 +30,11 @@ def test_one_incident_is_one_list_of_verdicts_and_a_list_is_a_list_of_them(tmp_p
 
 def test_nothing_told_is_no_verdict_and_exit_zero(tmp_path: Path) -> None:
     done = triage(tmp_path, {})
-    assert done.returncode == 0 and "Nothing is known" in done.stdout
+    assert done.exit_code == 0 and "Nothing is known" in done.stdout
 
 
 def test_mistakes_are_one_line_and_exit_two(tmp_path: Path) -> None:
     wrong = triage(tmp_path, {"tps_ratio": "fast"})
-    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "tps_ratio should be a number" in wrong.stderr
+    assert wrong.exit_code == 2 and wrong.stderr.count("\n") == 1 and "tps_ratio should be a number" in wrong.stderr
     both = triage(tmp_path, {}, "--at", "2026-11-29")
-    assert both.returncode == 2 and "--signals judges what its file tells" in both.stderr
+    assert both.exit_code == 2 and "--signals judges what its file tells" in both.stderr

@@ -20,6 +20,7 @@ import pytest
 
 from telemetry.sample import Sample
 from telemetry.store import open_store
+from tests import loopback
 from tests.browser import Browser
 from tests.ports import free_port
 from tests.processes import has_ended
@@ -122,7 +123,7 @@ def test_each_part_says_that_it_is_ready(up: Up) -> None:
 
 def test_the_engine_speaks_sensible_english(up: Up) -> None:
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    answer = httpx.post(f"{up.engine}/v1/completions", json=body, timeout=180).json()
+    answer = loopback.post(f"{up.engine}/v1/completions", json=body).json()
     assert "Paris" in answer["choices"][0]["text"]
     assert answer["usage"]["completion_tokens"] <= 8
 
@@ -137,7 +138,7 @@ def test_one_tick_carries_both_sides_of_the_pair_with_one_timestamp(up: Up) -> N
 
 
 def test_the_agent_answers_prometheus_with_the_latest_samples(up: Up) -> None:
-    text = httpx.get(f"{up.agent}/metrics", timeout=10).text
+    text = loopback.get(f"{up.agent}/metrics").text
     assert re.search(r"^pairscope_host_cpu_pct\{.*\} \d", text, re.MULTILINE)
     assert "pairscope_engine_generation_tokens_total" in text
 
@@ -182,7 +183,7 @@ def test_a_killed_engine_comes_back_warm_while_telemetry_goes_on(up: Up) -> None
 
     def back() -> bool:
         with suppress(httpx.HTTPError):
-            return httpx.get(f"{up.engine}/health", timeout=2).status_code == 200 and engine_pid(up) != old
+            return loopback.get(f"{up.engine}/health", timeout=2).status_code == 200 and engine_pid(up) != old
         return False
 
     up.until(back, "the engine to be back and warm", 120)
@@ -190,7 +191,7 @@ def test_a_killed_engine_comes_back_warm_while_telemetry_goes_on(up: Up) -> None
     gaps = [b - a for a, b in itertools.pairwise(host)]
     assert max(gaps) < 10 * 10**9, "host telemetry stood still while the engine was away"
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    assert "Paris" in httpx.post(f"{up.engine}/v1/completions", json=body, timeout=180).text
+    assert "Paris" in loopback.post(f"{up.engine}/v1/completions", json=body).text
 
 
 def test_ctrl_c_ends_it_with_zero_and_leaves_nothing_running(up: Up) -> None:

@@ -24,7 +24,6 @@ from tests.doubles.redfish.documents import PROFILES, Documents
 from tests.doubles.redfish.server import body
 from tests.doubles.redfish.state import NodeState
 
-BODIES = 2000
 LIMIT_S = 0.2
 """CPU time in which a whole visit, all its bodies parsed and read, must be over."""
 
@@ -167,11 +166,12 @@ def bmcs(random: Random, bodies: int) -> Iterator[tuple[dict[str, bytes], int]]:
         made += len(chosen)
 
 
-def test_two_thousand_mutated_bodies_crash_nothing_take_no_time_and_write_no_wild_number() -> None:
+@pytest.mark.parametrize("count", [500, pytest.param(2000, marks=pytest.mark.long)])
+def test_mutated_bodies_crash_nothing_take_no_time_and_write_no_wild_number(count: int) -> None:
     random = Random(20261129)
     tried = written = read = 0
-    for bodies, count in bmcs(random, BODIES):
-        tried += count
+    for bodies, changed in bmcs(random, count):
+        tried += changed
         reader = RedfishReader(BmcTarget("https://bmc.example"))
         source = FromMemory(bodies)
         reader._client = source  # type: ignore[assignment]
@@ -180,7 +180,7 @@ def test_two_thousand_mutated_bodies_crash_nothing_take_no_time_and_write_no_wil
             reading = plausible.plausible(reader.read())
         except BmcFault:
             reading = None
-        assert time.process_time() - began_s < LIMIT_S * max(1, count)
+        assert time.process_time() - began_s < LIMIT_S * max(1, changed)
         assert source.asked < 600
         if reading is None:
             continue
@@ -198,8 +198,8 @@ def test_two_thousand_mutated_bodies_crash_nothing_take_no_time_and_write_no_wil
                             )
                     if name.startswith("headroom"):
                         assert float(value) <= 100
-    assert tried >= BODIES
-    assert read > 400 and written > 10_000  # much of it was read all the same
+    assert tried >= count
+    assert read > count / 5 and written > 5 * count  # much of it was read all the same
 
 
 @pytest.mark.parametrize("profile", ["both", "old", "hpe"])

@@ -20,6 +20,7 @@ from agent.power.fault import BmcFault, Trouble
 from agent.power.redfish import client
 from agent.power.redfish.reader import RedfishReader
 from agent.settings import BmcTarget
+from tests import loopback
 from tests.agent.power.conftest import Read, Serve
 from tests.doubles.engine_endpoint import nothing_listens
 from tests.doubles.redfish import server
@@ -421,7 +422,7 @@ def test_an_agent_that_changes_its_credentials_or_is_ended_by_signal_leaves_no_s
 
     def shown() -> str:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            return loopback.get(f"http://127.0.0.1:{port}/metrics").text
         return ""
 
     try:
