@@ -131,13 +131,15 @@ def test_backoff_doubles_from_one_second_to_ten_with_jitter(spool: Spool) -> Non
         ("soon", 1, 1),
         ("-5", 1, 1),
         (None, 1, 1),
-        (format_datetime(datetime.now(UTC) + timedelta(seconds=300), usegmt=True), 200, 300),
+        ("in five minutes", 200, 300),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 1, 1),
     ],
 )
 def test_a_store_that_asks_to_be_left_alone_is_left_alone_within_reason(
     spool: Spool, header: str | None, at_least: int, at_most: int
 ) -> None:
+    if header == "in five minutes":  # of this moment, not of the one in which the tests were gathered
+        header = format_datetime(datetime.now(UTC) + timedelta(seconds=300), usegmt=True)
     ledger = Ledger()
     ledger.down = StoreDown("too fast", header)
     fill(spool, [0])
