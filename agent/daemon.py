@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from agent.clock import SystemClock
 from agent.collectors.engine import EngineCollector
-from agent.collectors.interface import Collector, Pausable, Reprobable, Tick
+from agent.collectors.interface import Collector, Pausable, Remembers, Reprobable, Tick
 from agent.delivery import Delivery
 from agent.endpoint import CannotServe, Endpoint
 from agent.engine_status import EngineStatus
@@ -63,6 +64,9 @@ RELOAD_ENGINE_GRACE_S = 10.0
 """An engine that a reload stops may end what it has begun; the ticks don't wait for it."""
 
 STALLED_AFTER_INTERVALS = 3
+
+UNSAFE_TICKS = 10_000
+"""So many ticks may wait for the disk; what they tell is told again after a restart."""
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +141,7 @@ class Agent:
         except CannotServe as error:
             raise CannotStart(str(error)) from None
         try:
-            self._spool = Spool(settings.state_dir / "spool")
+            self._spool = Spool(settings.state_dir / "spool", after_commit=self._remember)
         except SpoolError as error:
             self.endpoint.close()
             raise CannotStart(str(error)) from None
@@ -148,6 +152,8 @@ class Agent:
         self._hosting = Hosting(
             settings.tags, settings.engines, settings.state_dir / "engines", language=settings.language
         )
+        self._unsafe: deque[tuple[int, int]] = deque(maxlen=UNSAFE_TICKS)  # ticket and tick, oldest first
+        self._remember_from = 1
         self._pause = Pause(settings.state_dir)
         self._pausing = threading.Lock()
         self._is_pause_new = False  # it changed, and nothing has followed from that yet
@@ -221,6 +227,11 @@ class Agent:
         self._latest.keep(now.interval_s, slow_fields(now), slow_measurements(now))
         taken = self._sampler.change([*sources.values(), self._hosting], now.tags, now.interval_s)
         taken.wait(2 * before.interval_s + ENGINE_GRACE_S)
+        self._sampler.keep(events)
+        if self._sampler.last is not None:
+            self._remember_from = (
+                self._sampler.last.number + 2
+            )  # the events are in the next tick, or in the one after it
         with self._pausing:
             self.settings, self._sources, self._engines = now, sources, engines
             if self._pause.until_s is not None:  # it may have begun meanwhile
@@ -228,7 +239,6 @@ class Agent:
         self._retention.keep = _keep(now)
         for source in leaving:
             source.close()
-        self._sampler.keep(events)
         self._tell_of_reload(before, found)
         self._hosting.change(now.engines, now.tags, RELOAD_ENGINE_GRACE_S)
 
@@ -330,7 +340,21 @@ class Agent:
 
     def _keep(self, samples: Sequence[Sample]) -> None:
         self._latest.publish(samples, self._clock.monotonic_s())
-        self._spool.append(samples)
+        ticket = self._spool.append(samples)
+        tick = self._sampler.last
+        if tick is not None:
+            self._unsafe.append((ticket, tick.number))
+
+    def _remember(self, acknowledged: int) -> None:
+        """On the spool's thread, which may wait for the disk: what is on disk by now may be remembered."""
+        safe = 0
+        while self._unsafe and self._unsafe[0][0] <= acknowledged:
+            safe = self._unsafe.popleft()[1]
+        if safe < self._remember_from:
+            return
+        for source in list(self._sources.values()):
+            if isinstance(source, Remembers):
+                source.remember(safe)
 
     def _storage(self) -> Storage:
         return Storage(

@@ -257,6 +257,9 @@ class EngineCollector:
     def statuses(self) -> list[EngineStatus]:
         return [engine.status for engine in self._engines]
 
+    def remember(self, tick: int) -> None:
+        self._identities.file.keep(tick)
+
     def close(self) -> None:
         for engine in self._engines:
             engine.worker.close()
@@ -410,7 +413,7 @@ class EngineCollector:
 
     def _changes(self, engine: Watched, said: dict[str, str], tick: Tick) -> list[Sample]:
         """A new version is a deployment; another configuration of the same version is a change of configuration."""
-        changes = {change.field: change for change in self._identities.update(engine.target.name, said)}
+        changes = {change.field: change for change in self._identities.update(engine.target.name, said, tick.number)}
         if "version" in changes:
             return [self._event("deploy", engine, _arrow(engine.kind, changes["version"]), tick)]
         if "config_hash" in changes:

@@ -4,13 +4,12 @@ the agent was not running at the time.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.remembered import remembered
+from agent.remembered import RememberedFile, remembered
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +32,11 @@ class Identities:
     """What each engine said last. Without a `path` it is forgotten with the process."""
 
     path: Path | None = None
+    file: RememberedFile = field(init=False)
     _known: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.file = RememberedFile(self.path)
         if self.path is None:
             return
         try:
@@ -50,8 +51,10 @@ class Identities:
                 if isinstance(said, dict):
                     self._known[engine] = {name: str(said[name]) for name in FIELDS if name in said}
 
-    def update(self, engine: str, said: Mapping[str, str]) -> list[Change]:
-        """Remember what is said; the changes against what was said before. What is not said is not a change."""
+    def update(self, engine: str, said: Mapping[str, str], tick: int) -> list[Change]:
+        """Take what is said; the changes against what was said before. What is not said is not a change. It is remembered from run
+        to run once the samples of this tick, which tell of the changes, are safe.
+        """
         known = self._known.setdefault(engine, {})
         changes = [
             Change(name, known[name], said[name])
@@ -60,18 +63,8 @@ class Identities:
         ]
         if any(known.get(name) != said[name] for name in FIELDS if name in said):
             known.update({name: said[name] for name in FIELDS if name in said})
-            self._save()
+            self.file.put(self._known, tick)
         return changes
-
-    def _save(self) -> None:
-        if self.path is None:
-            return
-        fresh = self.path.with_suffix(".new")
-        try:
-            fresh.write_text(json.dumps(self._known, indent=1, sort_keys=True), "utf-8")
-            fresh.replace(self.path)
-        except OSError as error:
-            log.warning("%s can't be written: %s", self.path, error)
 
 
 class Vanishing:

@@ -156,6 +156,10 @@ class GpuCollector:
         """With the next tick forget what the driver refused, enumerate and read every group again."""
         self._reprobe = True
 
+    def remember(self, tick: int) -> None:
+        self._memory.file.keep(tick)
+        self._identities.file.keep(tick)
+
     def close(self) -> None:
         """End the reader, also one that hangs; returns within a second."""
         took = self._turn.acquire(timeout=0.6)
@@ -256,14 +260,15 @@ class GpuCollector:
 
     def _enumerate(self, rows: Sequence[Row], tick: Tick) -> list[Sample]:
         """Take the driver's list, beside what this host is known to have."""
-        self._memory.update(
+        listed = [
             RememberedGpu(row.uuid, row.index, row.name, row.pci) for row in rows if row.uuid and row.code == SUCCESS
-        )
+        ]
+        self._memory.update(listed, tick.number)
         self._recall(tick, listed=False)
         self._roster.enumerate(rows, tick.monotonic_s)
         self._roster.forget({gpu.uuid for gpu in self._memory.known})
         version = printable(next((row.driver for row in rows if row.driver), ""))[:80]
-        changes = self._identities.update(self.name, {"version": version}) if version else []
+        changes = self._identities.update(self.name, {"version": version}, tick.number) if version else []
         return [self._driver_event(change, tick) for change in changes]
 
     def _driver_event(self, change: Change, tick: Tick) -> Sample:

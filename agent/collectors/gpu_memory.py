@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.remembered import remembered
+from agent.remembered import RememberedFile, remembered
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +28,16 @@ class GpuMemory:
 
     def __init__(self, path: Path | None = None, expected: int | None = None) -> None:
         self._path = path
+        self.file = RememberedFile(path)
         self.told = expected
         self.count = 0  # what was told, else the most that were seen at once
         self.known: Sequence[RememberedGpu] = ()
         """The GPUs of the last enumeration that went well, and those that are missing from it."""
         self._load()
 
-    def update(self, listed: Iterable[RememberedGpu]) -> None:
+    def update(self, listed: Iterable[RememberedGpu], tick: int) -> None:
         """Take an enumeration. A GPU that it lacks stays known until the count is back, or another GPU is in its slot: it has been
-        replaced then, and is no loss.
+        replaced then, and is no loss. It is remembered from run to run once the samples of this tick are safe.
         """
         present = sorted(listed, key=lambda gpu: gpu.index)[:MOST]
         count = self.told if self.told is not None else max(self.count, len(present))
@@ -46,7 +46,7 @@ class GpuMemory:
         known = (*present, *missing[: max(0, count - len(present))])
         if (known, count) != (self.known, self.count):
             self.known, self.count = known, count
-            self._save()
+            self.file.put({"count": count, "gpus": [asdict(gpu) for gpu in known]}, tick)
 
     def _load(self) -> None:
         if self._path is None:
@@ -64,13 +64,3 @@ class GpuMemory:
             log.warning("%s can't be read, the GPUs of this host are learnt anew: %s", self._path, error)
             return
         self.known, self.count = known, min(max(count, 0), MOST)
-
-    def _save(self) -> None:
-        if self._path is None:
-            return
-        fresh = self._path.with_suffix(".new")
-        try:
-            fresh.write_text(json.dumps({"count": self.count, "gpus": [asdict(gpu) for gpu in self.known]}), "utf-8")
-            fresh.replace(self._path)
-        except OSError as error:
-            log.warning("%s can't be written: %s", self._path, error)

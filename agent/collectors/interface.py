@@ -82,6 +82,17 @@ class Reprobable(Protocol):
         ...
 
 
+@runtime_checkable
+class Remembers(Protocol):
+    """A collector that keeps on disk what it must know after a restart to tell of a change, such as a driver's version."""
+
+    def remember(self, tick: int) -> None:
+        """The samples of all ticks up to this number are on disk: what they tell may be remembered. Called from another thread than
+        `collect`'s, also after `close`; may wait for the disk.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GpuProcesses:
     """Which processes compute on one GPU. `index` is its tag `gpu`. `pids` are the host's process ids; None where the source

@@ -39,6 +39,8 @@ class Spool:
     free disk than `min_free_bytes`), the oldest samples go first and are counted in `dropped`; events, alerts and verdicts never
     go. On a full disk samples stay in memory, up to `memory_bytes` packed, and are delivered from there.
 
+    `after_commit` hears of the highest ticket that is acknowledged, on the thread that commits.
+
     `append` never waits for the disk. SpoolError if the folder can't be used or another process uses it.
     """
 
@@ -51,11 +53,13 @@ class Spool:
         segment_bytes: int | None = None,
         memory_bytes: int = 16 << 20,
         commit_every_s: float | None = 1.0,  # None: only when commit() is called
+        after_commit: Callable[[int], None] = lambda _acknowledged: None,
         disk: Disk | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = Path(folder)
         self._monotonic = monotonic
+        self._after_commit = after_commit
         self._pending: list[Sample] = []
         self._appended = 0  # tickets given out
         self._acknowledged = 0
@@ -249,7 +253,9 @@ class Spool:
                 self._memory.notify_all()
             if tidy:
                 self._journal.tidy()
-            return durable
+        if durable:
+            self._after_commit(ticket)
+        return durable
 
     def close(self) -> bool:
         """Commit what is pending and let go of the folder; True when everything is durable or delivered. Idempotent."""

@@ -44,7 +44,8 @@ START = (
 class AgentProcess:
     """A started agent, and what it says over its notify socket."""
 
-    def __init__(self, state: Path, free_port: int, **more: Any) -> None:
+    def __init__(self, state: Path, free_port: int, *, before: str = "", **more: Any) -> None:
+        """`before` is run in the agent's process before it starts."""
         port = more.pop("port", free_port)
         self.url = f"http://127.0.0.1:{port}"
         self.store_url = f"sqlite://{state}/store.db"
@@ -66,7 +67,7 @@ class AgentProcess:
         environment = {**os.environ, "NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "30000000"}
         environment.pop("WATCHDOG_PID", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START, json.dumps(given)],
+            [sys.executable, "-c", before + START, json.dumps(given)],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,
@@ -166,6 +167,40 @@ def test_the_watchdog_is_pinged_by_completed_ticks(agents: Callable[..., AgentPr
     assert agent.heard.count("WATCHDOG=1") == before
     agent.process.send_signal(signal.SIGCONT)
     agent.until(lambda: agent.heard.count("WATCHDOG=1") > before, "pings again")
+
+
+KILLED_BEFORE_AN_EVENT_IS_ON_DISK = """
+import os, signal
+from agent.spool.disk import Disk
+def sync(self, descriptor, real=Disk.sync):
+    if "keep-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.ftruncate(descriptor, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(self, descriptor)
+Disk.sync = sync
+"""
+
+
+def test_another_version_is_told_also_where_a_kill_came_before_it_was_on_disk(
+    agents: Callable[..., AgentProcess], tmp_path: Path
+) -> None:
+    server = EngineEndpoint()
+    server.metrics(pairscope(version="0.2.0"))
+    memory = tmp_path / "state" / "engines.json"
+    memory.parent.mkdir()
+    memory.write_text('{"chat": {"version": "0.1.0"}}')
+    engines = [{"name": "chat", "url": server.url}]
+    killed = agents(engines=engines, before=KILLED_BEFORE_AN_EVENT_IS_ON_DISK)
+    assert killed.process.wait(30) == -signal.SIGKILL
+    assert json.loads(memory.read_text())["chat"]["version"] == "0.1.0"
+    (tmp_path / "state" / "notify").unlink()
+    agent = agents(engines=engines)
+    agent.until(lambda: "0.2.0" in memory.read_text(), "the new version is remembered")
+    told = agent.until(
+        lambda: [event for event in agent.stored("event") if event.tags["kind"] == "deploy"], "the event"
+    )
+    assert [event.fields["text"] for event in told] == ["pairscope 0.1.0 -> 0.2.0"]
+    server.close()
 
 
 def test_a_hosted_engine_is_shown_from_loading_to_ready_and_killed_and_back(

@@ -45,11 +45,14 @@ class Ticks:
         self.collector = EngineCollector(TAGS, targets, wait_s=wait_s, deadline_s=deadline_s, **how)  # type: ignore[arg-type]
         self._numbers = itertools.count(1)
 
-    def all(self) -> list[Sample]:
+    def all(self, *, is_safe: bool = True) -> list[Sample]:
+        """`is_safe`: the samples come on disk before anything else happens."""
         number = next(self._numbers)
         tick = Tick(number, NOW_NS + number * 10**9, time.monotonic())
         samples = [check(sample) for sample in self.collector.collect(tick)]
         assert all(sample.time_ns == tick.time_ns for sample in samples)
+        if is_safe:
+            self.collector.remember(number)
         return samples
 
     def one(self) -> Sample:
@@ -477,8 +480,12 @@ def test_a_deployment_while_the_agent_was_away_is_noticed(server: EngineEndpoint
     server.metrics(pairscope(version="0.1.0"))
     Ticks(server.url, identities=tmp_path / "engines.json").all()
     server.metrics(pairscope(version="0.2.0"))
+    killed = Ticks(server.url, identities=tmp_path / "engines.json")
+    assert [kind for kind, _, _ in events(killed.all(is_safe=False))] == ["deploy"]
     later = Ticks(server.url, identities=tmp_path / "engines.json")
-    assert [kind for kind, _, _ in events(later.all())] == ["deploy"]
+    assert [kind for kind, _, _ in events(later.all())] == ["deploy"], "a kill before it was on disk has lost the event"
+    last = Ticks(server.url, identities=tmp_path / "engines.json")
+    assert events(last.all()) == []
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"chat-a": 3}', "\x00\x01"])

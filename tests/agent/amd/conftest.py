@@ -60,7 +60,10 @@ class Host:
         self.number += 1
         self.now += seconds
         tick = Tick(self.number, 1_795_960_000_000_000_000 + self.number, self.now)
-        return [check(sample) for sample in (collector or self.collectors[-1]).collect(tick)]
+        asked = collector or self.collectors[-1]
+        samples = [check(sample) for sample in asked.collect(tick)]
+        asked.remember(tick.number)
+        return samples
 
     def until(self, met: Callable[[list[Sample]], bool], attempts: int = 2000) -> list[Sample]:
         """Tick until the samples of one tick meet the condition; fails when they never do."""

@@ -53,12 +53,18 @@ class Host:
         self.collectors.append(made)
         return made
 
-    def tick(self, collector: NvidiaCollector | None = None, seconds: float = 1.0) -> list[Sample]:
-        """The samples of one tick, each checked against the catalogue."""
+    def tick(
+        self, collector: NvidiaCollector | None = None, seconds: float = 1.0, *, is_safe: bool = True
+    ) -> list[Sample]:
+        """The samples of one tick, each checked against the catalogue. `is_safe`: they come on disk before anything else happens."""
         self.number += 1
         self.now += seconds
         tick = Tick(self.number, 1_795_960_000_000_000_000 + self.number, self.now)
-        return [check(sample) for sample in (collector or self.collectors[-1]).collect(tick)]
+        asked = collector or self.collectors[-1]
+        samples = [check(sample) for sample in asked.collect(tick)]
+        if is_safe:
+            asked.remember(tick.number)
+        return samples
 
     def until(self, met: Callable[[list[Sample]], bool], attempts: int = 2000) -> list[Sample]:
         """Tick until the samples of one tick meet the condition; fails when they never do."""

@@ -144,25 +144,31 @@ def gpu(number: int, pci: str = "") -> RememberedGpu:
 
 def test_a_missing_gpu_is_known_until_the_count_is_back_or_its_slot_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
-    GpuMemory(path).update([gpu(1), gpu(2), gpu(3)])
+    before = GpuMemory(path)
+    before.update([gpu(1), gpu(2), gpu(3)], 1)
+    before.file.keep(1)
     memory = GpuMemory(path)
-    memory.update([gpu(1)])
+    memory.update([gpu(1)], 1)
     assert (memory.known, memory.count) == ((gpu(1), gpu(2), gpu(3)), 3)
-    memory.update([gpu(1), gpu(9, pci=gpu(2).pci)])
+    memory.update([gpu(1), gpu(9, pci=gpu(2).pci)], 1)
     assert set(memory.known) == {gpu(1), gpu(9, pci=gpu(2).pci), gpu(3)}
-    memory.update([gpu(1), gpu(9, pci=gpu(2).pci), gpu(8)])
+    memory.update([gpu(1), gpu(9, pci=gpu(2).pci), gpu(8)], 1)
     assert gpu(3) not in memory.known
+    assert GpuMemory(path).known == (gpu(1), gpu(2), gpu(3))  # what is not safe yet is not remembered
+    memory.file.keep(1)
     assert GpuMemory(path).known == memory.known
 
 
 def test_more_gpus_than_ever_raise_what_is_expected_and_a_configured_number_lowers_it(tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     memory = GpuMemory(path)
-    memory.update([gpu(1)])
-    memory.update([gpu(1), gpu(2)])
+    memory.update([gpu(1)], 1)
+    memory.update([gpu(1), gpu(2)], 1)
+    memory.file.keep(1)
     assert memory.count == 2
     fewer = GpuMemory(path, expected=1)
-    fewer.update([gpu(1)])
+    fewer.update([gpu(1)], 1)
+    fewer.file.keep(1)
     assert (fewer.count, fewer.known) == (1, (gpu(1),))
     assert GpuMemory(path).count == 1
 
@@ -180,7 +186,8 @@ def test_a_memory_that_is_broken_is_begun_anew(tmp_path: Path, text: str) -> Non
     path.write_text(text, "utf-8", "surrogatepass")
     memory = GpuMemory(path)
     assert (memory.known, memory.count) == ((), 0)
-    memory.update([gpu(1)])
+    memory.update([gpu(1)], 1)
+    memory.file.keep(1)
     assert json.loads(path.read_text())["count"] == 1
 
 
@@ -193,6 +200,18 @@ def test_another_driver_is_told_once_even_if_the_agent_did_not_run_meanwhile(hos
     assert [(event.tags["subject"], event.fields["text"]) for event in told] == [
         ("driver", "driver 570.124.06 -> 580.95.05")
     ]
+    agent(host, tmp_path)
+    assert events(host.tick(), "deploy") == []
+
+
+def test_another_driver_is_told_again_after_a_kill_before_the_event_was_on_disk(host: Host, tmp_path: Path) -> None:
+    agent(host, tmp_path)
+    host.tick()
+    host.scenario.state.driver_text = b"580.95.05"
+    agent(host, tmp_path)
+    assert len(events(host.tick(is_safe=False), "deploy")) == 1
+    agent(host, tmp_path)
+    assert len(events(host.tick(), "deploy")) == 1
     agent(host, tmp_path)
     assert events(host.tick(), "deploy") == []
 
