@@ -141,7 +141,9 @@ class Agent:
         except CannotServe as error:
             raise CannotStart(str(error)) from None
         try:
-            self._spool = Spool(settings.state_dir / "spool", after_commit=self._remember)
+            self._spool = Spool(
+                settings.state_dir / "spool", after_commit=self._remember, on_removed=self._tell_of_removal
+            )
         except SpoolError as error:
             self.endpoint.close()
             raise CannotStart(str(error)) from None
@@ -355,6 +357,10 @@ class Agent:
         for source in list(self._sources.values()):
             if isinstance(source, Remembers):
                 source.remember(safe)
+
+    def _tell_of_removal(self, lost: int) -> None:
+        text = say("agent.event.spool_removed", self.settings.language, folder=self._spool.folder, lost=lost)
+        self._sampler.note("spool", "agent", text)
 
     def _storage(self) -> Storage:
         return Storage(

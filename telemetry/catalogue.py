@@ -402,7 +402,19 @@ EVENT = _measurement(
     _states("code | code | 代码"),
 )
 
-EVENT_KINDS = ("xid", "deploy", "config", "restart", "oom", "clock_step", "bmc", "gpu_lost", "gpu_fault", "pause")
+EVENT_KINDS = (
+    "xid",
+    "deploy",
+    "config",
+    "restart",
+    "oom",
+    "clock_step",
+    "bmc",
+    "gpu_lost",
+    "gpu_fault",
+    "pause",
+    "spool",
+)
 
 PAIR = _measurement(
     "pair",

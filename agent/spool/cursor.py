@@ -28,10 +28,10 @@ class Delivered:
         """0 when nothing was delivered."""
         return self._runs[-1][1] if self._runs else 0
 
-    def missing(self, highest: int) -> int:
-        """How many of 1..highest are not in it."""
-        inside = sum(max(0, min(last, highest) - max(first, 1) + 1) for first, last in self._runs)
-        return highest - inside
+    def missing(self, highest: int, lowest: int = 1) -> int:
+        """How many of lowest..highest are not in it."""
+        inside = sum(max(0, min(last, highest) - max(first, lowest) + 1) for first, last in self._runs)
+        return max(0, highest - lowest + 1) - inside
 
     def __contains__(self, number: int) -> bool:
         return self.covers(number, number)

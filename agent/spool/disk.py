@@ -54,6 +54,14 @@ class Disk:
         finally:
             os.close(descriptor)
 
+    def identity(self, path: Path) -> tuple[int, int] | None:
+        """What stands there now, as (device, inode); None for nothing."""
+        try:
+            state = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return state.st_dev, state.st_ino
+
     def free(self, folder: Path) -> tuple[int, int]:
         """(bytes that this user may still take, bytes in all) of the file system."""
         state = os.statvfs(folder)

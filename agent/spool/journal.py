@@ -67,6 +67,8 @@ class Journal:
         self._unwritten: list[Block] = []  # guarded by `files`
         self._cursor_dirty = False
         self._adopt()
+        self._place = disk.identity(folder)
+        self._untold = 0  # samples that went with a folder which could not be made anew yet
 
     def _adopt(self) -> None:
         path = self._folder / "delivered"
@@ -159,6 +161,45 @@ class Journal:
             return lane.delivered.covers(segment.first, segment.last)
 
     # --- writing
+
+    def follow(self) -> int | None:
+        """If somebody took away the folder, or a file that is being written, make the folder anew. None where nothing is missing,
+        else how many samples were on disk only; those that are in memory too will be written again. For who holds `files`.
+        """
+        try:
+            if self._disk.identity(self._folder) == self._place and all(
+                lane.is_in_place for lane in self.lanes.values()
+            ):
+                return None
+            for lane in self.lanes.values():
+                for segment in lane.take_away_missing():
+                    lost = self._give_up(lane, segment)
+                    self.dropped["removed"] += lost
+                    self._untold += lost
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._place = self._disk.identity(self._folder)
+        except (
+            OSError
+        ) as error:  # it can't be looked at, or not be made: samples stay in memory, and the next commit tries again
+            self.disk_errors_total += 1
+            self._quiet.warning("folder", "spool %s: %s", self._folder, error.strerror or error)
+            return None
+        self._cursor_dirty = True
+        lost, self._untold = self._untold, 0
+        return lost
+
+    def _give_up(self, lane: Lane, segment: Segment) -> int:
+        """The file is gone: write again what is in memory; how many samples are not."""
+        with self.memory:
+            spans = self.live.spans_without(lane.name, segment.first, segment.last)
+            held = [block for n in range(segment.first, segment.last + 1) if (block := self.live.get(lane.name, n))]
+            blocks = sum(lane.delivered.missing(last, first) for first, last in spans)
+            self._settle_span(lane, segment.first, segment.last)
+            self.held.forget(lane.name, segment.first, segment.last)
+            for block in held:
+                block.durable, block.unwritten = False, True
+        self._unwritten = sorted({*self._unwritten, *held}, key=lambda block: (block.lane, block.sequence))
+        return max(blocks, round(segment.samples * blocks / (segment.last - segment.first + 1)))
 
     def commit(self, samples: Sequence[Sample], appended_s: float | None) -> bool:
         """Write and sync the samples and what was left over; True when nothing is left unwritten. For who holds `files`."""

@@ -61,6 +61,7 @@ class Segment:
     last: int
     size: int
     damaged: bool = False
+    samples: int = 0  # that this run has written
 
 
 class Lane:
@@ -77,6 +78,7 @@ class Lane:
         self._folder = folder
         self._disk = disk
         self._descriptor: int | None = None  # of the last segment while it is written to
+        self._identity: tuple[int, int] | None = None  # of its file
         self._synced = (0, 0)  # size and last sequence of that segment that are on the medium
         self._base: tuple[int, bytes] | None = None  # sequence and lines of the record that others lean on
         self._leaning = 0
@@ -184,6 +186,7 @@ class Lane:
                 self.seal()  # a torn record at the end of a sealed segment does no harm
             raise
         segment.size += len(record)
+        segment.samples += block.count
         segment.last = block.sequence
         self._leaning += 1
         if self._base is None:
@@ -197,6 +200,7 @@ class Lane:
             path = self._folder / f"{self.name}-{sequence:012d}-{number}.seg"
             number += 1
         self._descriptor = self._disk.create(path)
+        self._identity = self._disk.identity(path)
         self.segments.append(Segment(path, sequence, sequence, 0))
         self._synced = (0, sequence)
         try:
@@ -237,6 +241,19 @@ class Lane:
             self._descriptor = None
 
     # --- removing
+
+    def take_away_missing(self) -> list[Segment]:
+        """The segments whose files somebody removed, which are segments no longer; the one that was being written is sealed."""
+        if self._descriptor is not None and self._disk.identity(self.segments[-1].path) != self._identity:
+            self.seal()
+        missing = [segment for segment in self.sealed if self._disk.identity(segment.path) is None]
+        self.segments = [segment for segment in self.segments if segment not in missing]
+        return missing
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file that is being written, if any, is still where it was made."""
+        return self._descriptor is None or self._disk.identity(self.segments[-1].path) == self._identity
 
     def finished(self, delivered: Delivered) -> list[Segment]:
         """Sealed segments of which everything is delivered."""

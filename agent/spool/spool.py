@@ -39,7 +39,8 @@ class Spool:
     free disk than `min_free_bytes`), the oldest samples go first and are counted in `dropped`; events, alerts and verdicts never
     go. On a full disk samples stay in memory, up to `memory_bytes` packed, and are delivered from there.
 
-    `after_commit` hears of the highest ticket that is acknowledged, on the thread that commits.
+    `after_commit` hears of the highest ticket that is acknowledged, on the thread that commits; `on_removed`,
+    there too, when somebody has removed the files, with how many samples were nowhere else.
 
     `append` never waits for the disk. SpoolError if the folder can't be used or another process uses it.
     """
@@ -54,12 +55,14 @@ class Spool:
         memory_bytes: int = 16 << 20,
         commit_every_s: float | None = 1.0,  # None: only when commit() is called
         after_commit: Callable[[int], None] = lambda _acknowledged: None,
+        on_removed: Callable[[int], None] = lambda _lost: None,
         disk: Disk | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = Path(folder)
         self._monotonic = monotonic
         self._after_commit = after_commit
+        self._on_removed = on_removed
         self._pending: list[Sample] = []
         self._appended = 0  # tickets given out
         self._acknowledged = 0
@@ -190,7 +193,7 @@ class Spool:
 
     @property
     def dropped(self) -> Counter[str]:
-        """Samples given up, by reason: spool_full, disk_low, disk_full, disk_error, memory."""
+        """Samples given up, by reason: spool_full, disk_low, disk_full, disk_error, memory, removed."""
         return self._journal.dropped
 
     @property
@@ -242,6 +245,7 @@ class Spool:
         durable. What was delivered and is not remembered yet is delivered once more after a crash, which is harmless.
         """
         with self._journal.files:
+            self._follow()
             with self._memory:
                 batch, self._pending = self._pending, []
                 ticket = self._appended
@@ -256,6 +260,21 @@ class Spool:
         if durable:
             self._after_commit(ticket)
         return durable
+
+    def _follow(self) -> None:
+        """Go on where somebody has removed the folder or what is in it."""
+        lost = self._journal.follow()
+        if lost is None:
+            return
+        log.warning("spool %s: its files were removed; %d samples were nowhere else", self.folder, lost)
+        try:
+            lock_file = self._open_folder()
+        except SpoolError as error:  # only the lock is in place, or another agent took it
+            log.warning("%s", error)
+        else:
+            os.close(self._lock_file)
+            self._lock_file = lock_file
+        self._on_removed(lost)
 
     def close(self) -> bool:
         """Commit what is pending and let go of the folder; True when everything is durable or delivered. Idempotent."""

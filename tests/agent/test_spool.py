@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -350,6 +351,66 @@ def test_a_vanished_segment_does_not_hold_up_the_rest(folder: Path) -> None:
     again.commit()
     again.close()
     assert list(folder.glob("*.seg")) == []
+
+
+@pytest.mark.parametrize("how", ["removed", "moved away", "emptied", "replaced by a file for a while"])
+def test_a_folder_that_is_taken_away_is_there_again_with_the_next_commit_and_told_of_once(
+    folder: Path, how: str
+) -> None:
+    told: list[int] = []
+    spool = manual(folder, on_removed=told.append)
+    for second in range(5000):  # more than memory holds
+        spool.append([host(second)])
+        if second % 50 == 49:
+            spool.append([event(second)])
+            spool.commit()
+    if how == "moved away":
+        folder.rename(folder.with_name("elsewhere"))
+    elif how == "emptied":
+        for path in folder.iterdir():
+            path.unlink()
+    else:
+        shutil.rmtree(folder)
+    if how.startswith("replaced"):
+        folder.write_text("in the way")
+        spool.append([host(4999)])
+        assert not spool.commit()
+        folder.unlink()
+    spool.append([host(5000), event(5000)])
+    assert spool.commit()
+    assert spool.commit() and spool.commit()
+    kept = sum(block.count for block in spool.live(10**9))
+    assert len(told) == 1
+    assert spool.dropped == {"removed": told[0]}
+    assert told[0] == 5000 + 100 + (how.startswith("replaced")) + 2 - kept > 1000
+    with pytest.raises(SpoolError, match="another process"):
+        manual(folder)
+    spool.close()
+    again = manual(folder)
+    found = drain(again)
+    assert len(found) == kept
+    assert {event(5000).time_ns, host(5000).time_ns, event(4999).time_ns} <= {s.time_ns for s in found}
+    again.close()
+
+
+def test_a_file_that_is_removed_while_it_is_written_is_written_again_and_what_was_delivered_is_no_loss(
+    folder: Path,
+) -> None:
+    told: list[int] = []
+    spool = manual(folder, on_removed=told.append)
+    for second in range(40):
+        spool.append([host(second)])
+        spool.commit()
+        if second < 20:
+            spool.delivered(spool.live(10**9))
+    next(folder.glob("data-*.seg")).unlink()
+    spool.append([host(40)])
+    assert spool.commit()
+    assert (told, spool.dropped_total) == ([0], 0)
+    spool.close()
+    again = manual(folder)
+    assert sorted(s.time_ns for s in drain(again)) == [host(second).time_ns for second in range(20, 41)]
+    again.close()
 
 
 def test_a_folder_serves_one_process_at_a_time(folder: Path) -> None:
