@@ -65,7 +65,7 @@ RELOAD_ENGINE_GRACE_S = 10.0
 
 STALLED_AFTER_INTERVALS = 3
 
-UNSAFE_TICKS = 10_000
+UNSAFE_TICKS = 1000
 """So many ticks may wait for the disk; what they tell is told again after a restart."""
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,8 @@ class Agent:
         self._hosting = Hosting(
             settings.tags, settings.engines, settings.state_dir / "engines", language=settings.language
         )
-        self._unsafe: deque[tuple[int, int]] = deque(maxlen=UNSAFE_TICKS)  # ticket and tick, oldest first
+        self._unsafe: deque[tuple[int, list[tuple[Collector, int]]]] = deque(maxlen=UNSAFE_TICKS)
+        """The ticks that are not on disk yet, oldest first: the ticket, and up to which tick each collector had told all."""
         self._remember_from = 1
         self._pause = Pause(settings.state_dir)
         self._pausing = threading.Lock()
@@ -343,20 +344,16 @@ class Agent:
     def _keep(self, samples: Sequence[Sample]) -> None:
         self._latest.publish(samples, self._clock.monotonic_s())
         ticket = self._spool.append(samples)
-        tick = self._sampler.last
-        if tick is not None:
-            self._unsafe.append((ticket, tick.number))
+        self._unsafe.append((ticket, self._sampler.answered()))
 
     def _remember(self, acknowledged: int) -> None:
         """On the spool's thread, which may wait for the disk: what is on disk by now may be remembered."""
-        safe = 0
+        safe: list[tuple[Collector, int]] = []
         while self._unsafe and self._unsafe[0][0] <= acknowledged:
             safe = self._unsafe.popleft()[1]
-        if safe < self._remember_from:
-            return
-        for source in list(self._sources.values()):
-            if isinstance(source, Remembers):
-                source.remember(safe)
+        for source, tick in safe:
+            if isinstance(source, Remembers) and tick >= self._remember_from:
+                source.remember(tick)
 
     def _tell_of_removal(self, lost: int) -> None:
         text = say("agent.event.spool_removed", self.settings.language, folder=self._spool.folder, lost=lost)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from telemetry.sample import Sample
 
-_OCCURRENCES = ("event", "verdict", "alert")
+OCCURRENCES = ("event", "verdict", "alert")
 
 APART_NS = 1_000_000
 """Events of one kind and subject in one tick are told this much apart: a store keeps one sample a series and time, one of them one a
@@ -30,7 +30,7 @@ def merged(samples: Iterable[Sample]) -> list[Sample]:
     alike = Counter[tuple[Key, object]]()
     told = Counter[Key]()
     for sample in samples:
-        if sample.measurement in _OCCURRENCES:
+        if sample.measurement in OCCURRENCES:
             key, code = _key(sample), sample.fields.get("code")
             alike[key, code] += 1
             if alike[key, code] <= EVENTS_A_TICK:

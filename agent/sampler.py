@@ -26,7 +26,7 @@ from agent.collectors.nvidia import gpu_collector
 from agent.collectors.pdu import PduCollector
 from agent.collectors.rapl import RaplCollector
 from agent.engine_ownership import THREADS_EVERY_S
-from agent.merge import merged
+from agent.merge import OCCURRENCES, merged
 from agent.settings import AgentSettings
 from agent.timing import ReaderTiming, kept_s, mig_kept_s
 from agent.worker import Late, Worker
@@ -162,6 +162,7 @@ class Place:
     logged_s: float = -math.inf
     answered_s: float | None = None  # monotonic time of the last tick to which it answered
     delivered_s: float | None = None  # of the last one in which it had something to say
+    answered: int = 0  # number of the last tick to which it answered
 
     def fail(self, what: str, now_s: float) -> None:
         self.failures += 1
@@ -283,6 +284,10 @@ class Sampler:
             found[place.collector.name] = ages if other is None else _sooner(ages, other)
         return found
 
+    def answered(self) -> list[tuple[Collector, int]]:
+        """Each collector, and the number of the tick up to which all that it told of is in the ticks so far."""
+        return [(place.collector, place.answered) for place in self._places]
+
     def close(self) -> None:
         for place in self._places:
             place.worker.close()
@@ -324,15 +329,18 @@ class Sampler:
         return Tick(self._number, wall_ns, monotonic_s)
 
     def _collect(self, tick: Tick) -> list[Sample]:
+        samples: list[Sample] = []
+        for place in self._places:  # what happened has its own time, and is told of late rather than never
+            late = [sample for sample in place.worker.missed() or () if sample.measurement in OCCURRENCES]
+            samples += [self._retagged(place, sample) for sample in late]
         started = [(place, _starts(place, tick)) for place in self._places]
         give_up_s = time.monotonic() + min(ANSWER_WITHIN_S, ANSWER_WITHIN_INTERVALS * self._interval_s)
-        samples: list[Sample] = []
         for place, is_running in started:
             if not is_running:
                 continue
             try:
                 answer = place.worker.take(tick, give_up_s - time.monotonic())
-                place.answered_s = tick.monotonic_s
+                place.answered_s, place.answered = tick.monotonic_s, tick.number
                 if answer:
                     place.delivered_s = tick.monotonic_s
                 samples += [self._retagged(place, sample) for sample in answer]

@@ -26,6 +26,7 @@ class Worker(Generic[Answer]):
         self._busy = False
         self._closed = False
         self._outcome: tuple[int, Answer | None, Exception | None] | None = None
+        self._late: tuple[int, Answer | None, Exception | None] | None = None  # came just before the next job began
         self._thread: threading.Thread | None = None
 
     @property
@@ -41,6 +42,7 @@ class Worker(Generic[Answer]):
                 thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
                 thread.start()
                 self._thread = thread
+            self._late, self._outcome = self._outcome or self._late, None
             self._busy = True
             self._asked = tick
             self._turn.notify_all()
@@ -61,7 +63,10 @@ class Worker(Generic[Answer]):
     def missed(self) -> Answer | None:
         """What an earlier tick's job brought after its time, once; None where there is nothing or it failed."""
         with self._turn:
-            outcome, self._outcome = self._outcome, None
+            outcome = self._late or self._outcome
+            if self._late is None:
+                self._outcome = None
+            self._late = None
         return outcome[1] if outcome is not None else None
 
     def close(self, timeout_s: float = 0.0) -> None:

@@ -87,8 +87,8 @@ class Remembers(Protocol):
     """A collector that keeps on disk what it must know after a restart to tell of a change, such as a driver's version."""
 
     def remember(self, tick: int) -> None:
-        """The samples of all ticks up to this number are on disk: what they tell may be remembered. Called from another thread than
-        `collect`'s, also after `close`; may wait for the disk.
+        """All that it told in ticks up to this number is on disk, and may be remembered. Called from another thread than `collect`'s,
+        also after `close`; may wait for the disk.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -202,6 +203,32 @@ def test_an_answer_that_comes_after_its_tick_is_never_given_to_another() -> None
     for sample in later:
         if sample.measurement == "host":
             assert sample.fields["load1"] != 1.0
+
+
+def test_an_event_in_an_answer_that_comes_late_is_in_a_later_tick_with_its_own_time_and_counts_as_told_then() -> None:
+    late = threading.Event()
+
+    def work(tick: Tick) -> Sequence[Sample]:
+        if tick.number == 1:
+            late.wait(30)
+            return [Sample("event", {**TAGS, "kind": "deploy", "subject": "x"}, {"text": "t", "code": 0}, tick.time_ns)]
+        return []
+
+    source = Source("host", work)
+    clock = FakeClock()
+    sampler = Sampler([source], TAGS, lambda _samples: None, interval_s=0.05, clock=clock)
+    at_ns = clock.wall_ns()
+    first = sampler.tick()
+    assert [s for s in first if s.measurement == "event"] == []
+    assert sampler.answered() == [(source, 0)]
+    late.set()
+    told: list[Sample] = []
+    give_up_s = time.monotonic() + 30
+    while sampler.answered() == [(source, 0)]:
+        assert time.monotonic() < give_up_s
+        clock.advance(1.0)
+        told += [s for s in sampler.tick() if s.measurement == "event"]
+    assert [sample.time_ns for sample in told] == [at_ns]
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0, 3.0, -3.0])
