@@ -198,7 +198,8 @@ def test_a_sample_that_breaks_the_store_is_counted_and_the_other_4999_arrive(spo
     spool.append([Sample("host", {"node": f"n{i}"}, {"load1": 1.0}, T0) for i in range(5000)])
     spool.commit()
     while spool.waiting_blocks:
-        assert delivery.carry() < 1.0
+        delivery.carry()
+        assert delivery.errors == 0
     assert len({s.tags["node"] for batch in ledger.batches for s in batch}) == 4999
     assert delivery.rejected == 1 and delivery.delivered == 4999 and delivery.connected
     spool.close()
