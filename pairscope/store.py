@@ -13,6 +13,7 @@ from telemetry.messages import say
 from telemetry.store import StoreDown, StoreError, Survey, open_existing, open_store, public_url
 from telemetry.store.interface import Store
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
+from telemetry.store.victoriametrics import VictoriaStore
 
 DAY_NS = 86_400 * 10**9
 
@@ -52,6 +53,8 @@ def _levels(store: Store, settings: AgentSettings) -> list[Finding]:
     """Rollups stay as long as the configuration says."""
     if not store.rolls_up:
         return [Finding("rollups", "absent", _say("no_levels", settings.language))]
+    if isinstance(store, VictoriaStore):  # its one -retentionPeriod is for all
+        return [Finding("rollups", "ok", _say("fleet_levels", settings.language))]
     now_ns = time.time_ns()
     levels = ((MINUTE_NS, settings.keep_1min_days), (QUARTER_NS, settings.keep_15min_days))
     for level_ns, days in levels:

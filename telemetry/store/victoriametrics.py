@@ -12,7 +12,8 @@ How a sample is laid out as series is told in `victoriametrics_series`. What can
 
 What one store object wrote it also reads at once; others see it after about a second. No sample is ever carried on into a gap, and
 neither -search.latencyOffset nor the response cache changes an answer. Without -dedup.minScrapeInterval=1ms on the server, ranges
-are drawn here, from raw samples, since a delivery that was repeated would count twice in the server's means.
+are drawn here, from raw samples, since a delivery that was repeated would count twice in the server's means; nor is anything rolled up
+(`victoriametrics_rollup`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import gzip
 import json
 import os
 import re
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from urllib3 import PoolManager, Timeout, make_headers
@@ -40,8 +41,9 @@ from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named,
 from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line
 from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, spreads
-from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known_measurement, quoted, spans
+from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known_measurement, spans
 from telemetry.store.victoriametrics_ranges import draw, gathered
+from telemetry.store.victoriametrics_rollup import SETTLE_NS, FleetCells, Marks
 from telemetry.store.victoriametrics_series import MARK, MS, Tags, labels_problem, lines, merged, to_samples
 
 DEFAULT_PORT = 8428
@@ -158,7 +160,6 @@ class VictoriaStore:
     def __init__(self, url: str) -> None:
         self._address = parse(url)
         self.url = self._address.shown
-        self.rolls_up = False
         self.durable_after_s = _TAIL_S
         verify = self._address.verify_tls
         self._pool: PoolManager | None = PoolManager(
@@ -171,13 +172,26 @@ class VictoriaStore:
         self._target = self._address.target
         self._server: Server | None = None
         self._lock = threading.Lock()
+        self._nonce = "0"  # another one after each flush, and never empty
         self._unflushed = False  # something of ours may not be readable yet
-        self._tail: deque[tuple[float, bytes]] = deque()  # what was acknowledged, and when
+        self._tail: deque[tuple[float, bytes, frozenset[int]]] = deque()  # when, what, and the minutes that it touched
         self._looked_s = float("-inf")  # at when the server was started
         self._was_lost = False
         self._query = Query(
-            self.url, self._address.db, self._ask, self._exported, self._ready, lambda: self.server().is_deduplicating
+            self.url,
+            self._address.db,
+            self._ask,
+            self._ready,
+            lambda: self._nonce,
+            lambda: self.server().is_deduplicating,
         )
+        self._marks = Marks()
+        self._fleet = FleetCells(self._query, self._post_lines, self._flush, self._oldest_ns)
+
+    @property
+    def rolls_up(self) -> bool:
+        """Only where the server counts no sample twice."""
+        return self.server().is_deduplicating
 
     def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -227,23 +241,10 @@ class VictoriaStore:
             status, reason, has_credentials=has_credentials, grant="writing and reading", after=after
         )
 
-    def _ask(self, path: str, form: Mapping[str, str]) -> Any:
-        """The `data` of an answer of the query API."""
+    def _ask(self, path: str, form: Mapping[str, str]) -> str:
+        """The text of an answer to a question."""
         try:
-            answer = json.loads(self._call(path, form))
-            if not isinstance(answer, dict) or answer.get("status") != "success":
-                raise ValueError("is no answer of a query")
-            return answer["data"]
-        except _Refused as refused:
-            raise StoreError(f"store {self.url}: {refused.reason}") from None
-        except (ValueError, KeyError):
-            raise StoreError(
-                f"store {self.url}: the answer is not that of VictoriaMetrics; check host and port, or the kind of store"
-            ) from None
-
-    def _exported(self, form: Mapping[str, str]) -> str:
-        try:
-            return self._call("/api/v1/export", form)
+            return self._call(path, form)
         except _Refused as refused:
             raise StoreError(f"store {self.url}: {refused.reason}") from None
 
@@ -312,14 +313,16 @@ class VictoriaStore:
         self._send_again_what_may_be_lost()
         unlike = merged(kept)
         for start in range(0, len(unlike), BATCH_SAMPLES):
-            refused += self._write(unlike[start : start + BATCH_SAMPLES])
+            batch = unlike[start : start + BATCH_SAMPLES]
+            marks, touched = self._marks.before(batch)
+            refused += self._write(batch, marks, touched)
+            self._marks.after(touched, self._post_lines)
         return refused
 
     def _problems(self, server: Server) -> Callable[[Sample], str]:
         """What the server would drop or cut without a word."""
         now_ms = time.time_ns() // MS
-        retention_ms = server.retention_ms
-        oldest_ns = 0 if retention_ms is None else (now_ms - retention_ms) * MS
+        oldest_ns = self._oldest_ns()
         newest_ns = (now_ms + AHEAD_MS) * MS
 
         def problem(sample: Sample) -> str:
@@ -331,19 +334,31 @@ class VictoriaStore:
 
         return problem
 
-    def _write(self, samples: Sequence[Sample]) -> list[Rejected]:
+    def _oldest_ns(self) -> int:
+        """Of what the server keeps."""
+        retention_ms = self.server().retention_ms
+        return 0 if retention_ms is None else time.time_ns() - retention_ms * MS
+
+    def _write(self, samples: Sequence[Sample], marks: str, touched: frozenset[int]) -> list[Rejected]:
         """One request, and as few more as it takes to find what the server refuses."""
-        body = gzip.compress("".join(map(lines, samples)).encode("utf-8"), compresslevel=1, mtime=0)
+        body = _packed("".join(map(lines, samples)) + marks)
         try:
             self._post(body)
         except _Refused as refused:
             if len(samples) == 1:
                 return [Rejected(samples[0], refused.reason)]
             half = len(samples) // 2
-            return self._write(samples[:half]) + self._write(samples[half:])
+            return self._write(samples[:half], marks, touched) + self._write(samples[half:], marks, touched)
         with self._lock:
-            self._tail.append((time.monotonic(), body))
+            self._tail.append((time.monotonic(), body, touched))
         return []
+
+    def _post_lines(self, text: str) -> None:
+        """Marks and cells, as they are."""
+        try:
+            self._post(_packed(text))
+        except _Refused as refused:
+            raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None
 
     def _post(self, body: bytes) -> None:
         self._call("/write", body=body, query=f"?{urlencode({'db': self._address.db})}" if self._address.db else "")
@@ -354,7 +369,7 @@ class VictoriaStore:
         now_s = time.monotonic()
         with self._lock:
             while self._tail and (
-                self._tail[0][0] < now_s - _TAIL_S or sum(len(body) for _, body in self._tail) > _TAIL_BYTES
+                self._tail[0][0] < now_s - _TAIL_S or sum(len(body) for _, body, _ in self._tail) > _TAIL_BYTES
             ):
                 self._tail.popleft()
             if now_s - self._looked_s < _LOOK_S:
@@ -362,12 +377,14 @@ class VictoriaStore:
             before, kept = self.server().started_s, list(self._tail)
         started_s = self.server(again=True).started_s
         if self._was_lost or started_s != before:
-            for _, body in kept:
+            for _, body, _ in kept:
                 self._post(body)
+            touched = frozenset(start_ns for _, _, minutes in kept for start_ns in minutes)
+            self._marks.after(touched, self._post_lines, again=True)
         self._was_lost, self._looked_s = False, now_s
 
     def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
-        return False
+        return self.rolls_up and self._fleet.work(now_ns - SETTLE_NS, budget_s)
 
     def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
         """0 when nothing is that old. StoreError otherwise: the server deletes by its -retentionPeriod alone."""
@@ -393,7 +410,7 @@ class VictoriaStore:
         server = self.server(again=True)
         write_problem = ""
         try:
-            self._post(gzip.compress(b""))
+            self._post(_packed(""))
         except (StoreError, _Refused) as error:
             write_problem = str(error)
         if server.is_read_only:
@@ -422,10 +439,9 @@ class VictoriaStore:
 
     def _end(self, query: str) -> int | None:
         """The time of the newest or the oldest sample of all."""
-        self._ready()
         until_ms = time.time_ns() // MS + AHEAD_MS
         names = "|".join(f"{name}_{MARK}" for name in catalogue.MEASUREMENTS)
-        selector = f'{{__name__=~"{names}",db={quoted(self._address.db)}}}[{until_ms - DAY_MS}ms]'
+        selector = f"{self._query.named(names)}[{until_ms - DAY_MS}ms]"
         return next((round(value * 1000) * MS for _, value in self._query.at(query.format(selector), until_ms)), None)
 
     # --- reading
@@ -493,7 +509,11 @@ class VictoriaStore:
         over = buckets(start_ns, end_ns, step_ns)
         cells: Mapping[str, list[tuple[int, Cell]]] = {}
         if over.count and names:
-            cells = gathered(self._query, known_measurement(measurement), names, over, where)
+            known = known_measurement(measurement)
+            # cells are of the whole fleet
+            cells = (
+                gathered(self._query, known, names, over, where) if where else self._fleet.gathered(known, names, over)
+            )
         return spreads(cells, over)
 
     # --- what the server holds
@@ -507,12 +527,23 @@ class VictoriaStore:
             if self._unflushed:
                 self._unflushed = False
                 try:
-                    self._call("/internal/force_flush")
+                    self._flush()
                 except StoreDown:
                     self._unflushed = True
                     raise
-                except (StoreError, _Refused):
-                    pass  # a proxy or a key stands before it: then the second it is
+
+    def _flush(self) -> None:
+        try:
+            self._call("/internal/force_flush")
+        except StoreDown:
+            raise
+        except (StoreError, _Refused):
+            pass  # a proxy or a key stands before it: then the second it is
+        self._nonce = secrets.token_hex(4)
+
+
+def _packed(text: str) -> bytes:
+    return gzip.compress(text.encode("utf-8"), compresslevel=1, mtime=0)
 
 
 def _reason(text: str) -> str:

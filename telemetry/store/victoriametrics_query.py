@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -54,18 +55,26 @@ class Query:
 
     url: str  # for messages
     db: str  # the label `db` of all that is meant
-    ask: Callable[[str, Mapping[str, str]], Any]  # the `data` of an answer of the query API
-    exported: Callable[[Mapping[str, str]], str]  # the text of an export
+    ask: Callable[[str, Mapping[str, str]], str]  # path and form -> the text of the answer
     ready: Callable[[], None]  # makes what was written readable
+    nonce: Callable[[], str]  # another text each time that something was
     deduplicates: Callable[[], bool]
 
     # --- which series
 
     def selector(self, measurement: str, names: Iterable[str], where: Where | None) -> str:
         """What at least the wanted series match; `matches` has the last word."""
-        conditions = [f'__name__=~"{measurement}_({"|".join(names)})"', f"db={quoted(self.db)}"]
-        conditions += [text for text in _conditions(where) if text]
-        return "{" + ",".join(conditions) + "}"
+        return self.named(f"{measurement}_({'|'.join(names)})", *(text for text in _conditions(where) if text))
+
+    def named(self, name: str, *conditions: str) -> str:
+        """The series whose whole names match.
+
+        The server remembers for ten seconds which series met the very same conditions, and misses those that are new. So one condition,
+        which all series meet, is another one after each flush.
+        """
+        self.ready()
+        conditions = (f"__name__=~{quoted(name)}", f"db={quoted(self.db)}", *conditions)
+        return "{" + ",".join(conditions) + f',nonce!="{self.nonce()}"}}'
 
     def newest(self, measurement: str, since_ns: int, where: Where | None) -> dict[Key, tuple[Tags, int]]:
         """The tags of each series that has a sample at or after `since_ns`, and the newest one's time in ms."""
@@ -73,7 +82,6 @@ class Query:
         window_ms = until_ms - max(since_ns // MS, DAY_MS) + 1  # the server can't think of times before 1970
         if window_ms <= 0:
             return {}
-        self.ready()
         selector = self.selector(measurement, [MARK], where)
         found: dict[Key, tuple[Tags, int]] = {}
         for labels, value in self.at(f"tlast_over_time({selector}[{window_ms}ms])", until_ms):
@@ -88,39 +96,58 @@ class Query:
 
     def at(self, query: str, at_ms: int) -> Iterator[tuple[Mapping[str, str], float]]:
         """(labels, value) of what the query has at a time."""
-        for series in self.ask("/api/v1/query", {"query": query, "time": moment(at_ms), "nocache": "1"})["result"]:
-            yield series["metric"], float(series["value"][1])
+        text = self.ask("/api/v1/query", {"query": query, "time": moment(at_ms), "nocache": "1"})
+        try:
+            answer = json.loads(text)
+            if answer["status"] != "success":
+                raise ValueError("is no answer of a query")
+            for series in answer["data"]["result"]:
+                yield series["metric"], float(series["value"][1])
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise self._not_ours() from None
+
+    def _not_ours(self) -> StoreError:
+        return StoreError(
+            f"store {self.url}: the answer is not that of VictoriaMetrics; check host and port, or the kind of store"
+        )
 
     # --- raw samples
 
     def export(self, selector: str, start_ms: int, end_ms: int) -> Iterator[tuple[Series, list[Any], list[int]]]:
-        """(series, values, times in ms), of both ends inclusive."""
+        """(series, values, times in ms), of both ends inclusive; a series may come several times, with copies of samples.
+
+        The server neither merges nor sorts what it exports so, which takes a third of the time.
+        """
         now_ms = time.time_ns() // MS
         start_ms, end_ms = max(0, start_ms), min(end_ms, now_ms + AHEAD_MS + DAY_MS)
         if start_ms > end_ms:
             return
-        self.ready()
-        text = self.exported({"match[]": selector, "start": moment(start_ms), "end": moment(end_ms)})
+        form = {"match[]": selector, "start": moment(start_ms), "end": moment(end_ms), "reduce_mem_usage": "1"}
+        text = self.ask("/api/v1/export", form)
         try:
             for line in text.split("\n"):
                 if line:
                     # most of a short answer is labels, the same ones each time
                     labels, _, rest = line.partition(_VALUES)
-                    found = json.loads('{"values":[' + rest)
-                    yield identity(labels + "}}"), found["values"], found["timestamps"]
+                    yield identity(labels + "}}"), *_sampled(rest)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise StoreError(f"store {self.url}: the answer to an export is not that of VictoriaMetrics") from None
+            raise self._not_ours() from None
 
-    def marked(
-        self, measurement: str, start_ns: int, end_ns: int, where: Where | None
-    ) -> Iterator[tuple[Tags, list[int]]]:
+    def marked(self, measurement: str, start_ns: int, end_ns: int, where: Where | None) -> list[tuple[Tags, list[int]]]:
         """The tags of each series and the times of its samples in ns."""
         selector = self.selector(measurement, [MARK], where)
+        marks: dict[Key, dict[int, int]] = {}
+        tags_of: dict[Key, Tags] = {}
         for series, values, times in self.export(selector, start_ns // MS, (end_ns - 1) // MS):
-            marks = by_time(times, values, int)
-            inside = [t * MS + ns for t, ns in marks.items() if start_ns <= t * MS + ns < end_ns]
-            if inside and matches(series.tags, where):
-                yield series.tags, inside
+            if matches(series.tags, where):
+                tags_of[series.key] = series.tags
+                by_time(times, values, int, marks.setdefault(series.key, {}))
+        found = []
+        for key, by_ms in marks.items():
+            inside = [t * MS + ns for t, ns in by_ms.items() if start_ns <= t * MS + ns < end_ns]
+            if inside:
+                found.append((tags_of[key], inside))
+        return found
 
     def marks(self, measurement: str, start_ns: int, end_ns: int, where: Where | None) -> list[int]:
         return sorted(t for _, times in self.marked(measurement, start_ns, end_ns, where) for t in times)
@@ -145,14 +172,15 @@ class Query:
             name = series.name.removeprefix(prefix)
             field = known.fields.get(name)
             if name == MARK:
-                device.marks = by_time(times, values, int)
+                by_time(times, values, int, device.marks)
             elif field is not None and field.type is str:
                 heard = texts.setdefault((series.key, name), {})
                 for at_ms in times:
                     parts = heard.setdefault(at_ms, {})
                     parts[series.part] = max(parts.get(series.part, ""), series.text)
             else:
-                device.values[name] = by_time(times, values, int if field is None else field.type)
+                kind = int if field is None else field.type
+                by_time(times, values, kind, device.values.setdefault(name, {}))
         for (key, name), heard in texts.items():
             whole = {at_ms: joined(parts) for at_ms, parts in heard.items()}
             devices[key].values[name] = {at_ms: text for at_ms, text in whole.items() if text is not None}
@@ -166,23 +194,53 @@ class Query:
         """Whether the server's own arithmetic comes to the same: without copies of a sample, in whole milliseconds."""
         return over.step_ns % MS == 0 and over.first_ns // MS > _ASIDE_MS + DAY_MS and self.deduplicates()
 
-    def drawn(self, query: str, over: Buckets) -> Iterator[tuple[dict[str, str], list[int], list[float]]]:
-        """(labels, buckets, their values) of a query in which `bucketed` stands for the samples of one bucket."""
+    def drawn(self, query: str, over: Buckets) -> Iterator[tuple[Series, Sequence[int], list[float]]]:
+        """(series, buckets, their values) of a query in which `bucketed` stands for the samples of one bucket."""
         step_ms, first_ms = over.step_ns // MS, over.first_ns // MS
-        self.ready()
+        zero_ms = first_ms - _ASIDE_MS
         for start in range(0, over.count, _POINTS):
-            last = min(start + _POINTS, over.count) - 1
+            end = min(start + _POINTS, over.count)
             form = {
                 "query": query,
-                "start": moment(first_ms + start * step_ms - _ASIDE_MS),
-                "end": moment(first_ms + last * step_ms - _ASIDE_MS),
+                "start": moment(zero_ms + start * step_ms),
+                "end": moment(zero_ms + (end - 1) * step_ms),
                 "step": f"{step_ms}ms",
                 "nocache": "1",
             }
-            zero_ms = first_ms - _ASIDE_MS
-            for series in self.ask("/api/v1/query_range", form)["result"]:
-                places = [(round(at_s * 1000) - zero_ms) // step_ms for at_s, _ in series["values"]]
-                yield series["metric"], places, [float(value) for _, value in series["values"]]
+            for series, times_s, values in self._matrix(self.ask("/api/v1/query_range", form)):
+                if len(values) == end - start:
+                    yield series, range(start, end), values
+                else:
+                    yield series, [(round(float(at_s) * 1000) - zero_ms) // step_ms for at_s in times_s], values
+
+    def _matrix(self, text: str) -> Iterator[tuple[Series, list[str], list[float]]]:
+        """Each series of a range query's answer with its times as they are written and its values.
+
+        Not by json.loads, which makes a list of each of the many pairs. Within a label no quotation mark stands bare.
+        """
+        head, _, result = text.partition('"result":[')
+        if not head.startswith('{"status":"success"'):
+            raise self._not_ours()
+        try:
+            for one in result.split('{"metric":')[1:]:
+                labels, _, rest = one.partition(_VALUES)
+                pairs, closed, _ = rest.partition("]]")
+                flat = pairs[1:].replace('"],[', ",").replace('"', "").split(",")
+                if not closed or len(flat) % 2:
+                    raise ValueError("is no list of pairs")
+                yield identity('{"metric":' + labels + "}}"), flat[::2], list(map(float, flat[1::2]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise self._not_ours() from None
+
+
+def _sampled(rest: str) -> tuple[list[Any], list[int]]:
+    """Values and times of an exported series, from what follows its labels; a short way for a single sample."""
+    value, _, at = rest.partition('],"timestamps":[')
+    if "," not in at and "n" not in value:
+        with contextlib.suppress(ValueError):
+            return [float(value)], [int(at[:-2])]
+    found = json.loads('{"values":[' + rest)
+    return found["values"], found["timestamps"]
 
 
 def bucketed(selector: str, over: Buckets) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from telemetry.catalogue import Field, Kind, Measurement
-from telemetry.store.buckets import Buckets, Columns, matches, order, rates
+from telemetry.store.buckets import Buckets, Columns, matches, rates
 from telemetry.store.interface import Where
 from telemetry.store.rollup import Cell, Counter, Gauge, drawn, reduced
 from telemetry.store.victoriametrics_query import Query, aggregated, bucketed, says_all, spans, union
-from telemetry.store.victoriametrics_series import EXACT, MARK, MS, ROLLUP, Key, Tags, taken_apart
+from telemetry.store.victoriametrics_series import EXACT, MARK, MS, ROLLUP, Key, Tags
 
 _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "mean": ("avg_over_time",),
@@ -49,18 +49,18 @@ def _draw_there(
         names = [name for name, wanted in chosen.items() if wanted == how] + ([MARK] if how == "rate" else [])
         asked.append(aggregated(_FUNCTIONS[how], bucketed(query.selector(known.name, names, where), wide)))
     found: dict[Key, tuple[Tags, dict[str, dict[str, dict[int, float]]]]] = {}
-    for labels, places, values in query.drawn(union(asked), wide):
-        function = labels.pop(ROLLUP)
-        tags, name = taken_apart(known.name, labels)
-        if not matches(tags, where):
+    prefix = f"{known.name}_"
+    for series, places, values in query.drawn(union(asked), wide):
+        if not matches(series.tags, where):
             continue
+        name = series.name.removeprefix(prefix)
         if len(_FUNCTIONS[chosen.get(name, "rate")]) == 1:
-            column = columns.column(tags, name)
+            column = columns.column(series.tags, name)
             for place, value in zip(places, values, strict=True):
                 column[place] = value
         else:
-            _, by_name = found.setdefault(order(tags), (tags, {}))
-            by_name.setdefault(name, {}).setdefault(function, {}).update(zip(places, values, strict=True))
+            _, by_name = found.setdefault(series.key, (series.tags, {}))
+            by_name.setdefault(name, {}).setdefault(series.function, {}).update(zip(places, values, strict=True))
     _finish(query, known, chosen, over, wide, where, columns, found)
 
 
@@ -188,10 +188,9 @@ def _gathered_there(
     parted = {"sum": ("count_over_time", "sum_over_time"), "min": ("min_over_time",), "max": ("max_over_time",)}
     asked = [f"{over_all}({aggregated(each, samples)}) by (__name__,{ROLLUP})" for over_all, each in parted.items()]
     parts: dict[str, dict[str, dict[int, float]]] = {}
-    for labels, places, values in query.drawn(union(asked), over):
-        function = labels.pop(ROLLUP)
-        _, name = taken_apart(known.name, labels)
-        parts.setdefault(name, {}).setdefault(function, {}).update(zip(places, values, strict=True))
+    for series, places, values in query.drawn(union(asked), over):
+        of_name = parts.setdefault(series.name.removeprefix(f"{known.name}_"), {})
+        of_name.setdefault(series.function, {}).update(zip(places, values, strict=True))
     cells: dict[str, list[tuple[int, Cell]]] = {}
     for name, by_function in parts.items():
         sums, lows, highs = (by_function[f"{part}_over_time"] for part in ("sum", "min", "max"))

@@ -61,6 +61,7 @@ class Series(NamedTuple):
     name: str
     text: str
     part: str
+    function: str  # of the server, by which it was drawn
 
 
 @lru_cache(maxsize=1 << 16)
@@ -69,7 +70,9 @@ def identity(exported: str) -> Series:
     labels = json.loads(exported)["metric"]
     tags = {name: value for name, value in labels.items() if name not in RESERVED}
     key = tuple(sorted(tags.items()))
-    return Series(tags, key, labels.get("__name__", ""), labels.get(TEXT, ""), labels.get(PART, ""))
+    return Series(
+        tags, key, labels.get("__name__", ""), labels.get(TEXT, ""), labels.get(PART, ""), labels.get(ROLLUP, "")
+    )
 
 
 def taken_apart(measurement: str, labels: Mapping[str, str]) -> tuple[Tags, str]:
@@ -167,18 +170,14 @@ def joined(parts: Mapping[str, str]) -> str | None:
 # --- lines as samples
 
 
-def by_time(times: Sequence[int], values: Sequence[Any], type_: type[Any]) -> dict[int, Any]:
-    """Value by time; of several at one time the largest, as the server's own deduplication has it."""
-    if len(times) == 1 and len(values) == 1:  # of an answer about one moment
-        return {} if values[0] is None else {times[0]: type_(values[0])}
-    found = dict(zip(times, values, strict=True))
-    if len(found) != len(times):
-        for at_ms, value in zip(times, values, strict=True):
-            if value is not None and (found[at_ms] is None or value > found[at_ms]):
-                found[at_ms] = value
-    if None in values:
-        found = {at_ms: value for at_ms, value in found.items() if value is not None}
-    return {at_ms: type_(value) for at_ms, value in found.items()}
+def by_time(times: Sequence[int], values: Sequence[Any], type_: type[Any], found: dict[int, Any]) -> None:
+    """Put values in by their time; of several at one time the largest stays; the server keeps any of them."""
+    if not found and len(set(times)) == len(times) and None not in values:
+        found.update(zip(times, map(type_, values), strict=True))
+        return
+    for at_ms, value in zip(times, values, strict=True):
+        if value is not None and (at_ms not in found or value > found[at_ms]):
+            found[at_ms] = type_(value)
 
 
 def join_halves(device: Device) -> None:

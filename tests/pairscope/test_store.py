@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pairscope.cli import app
 from telemetry.sample import Sample
 from telemetry.store import open_store
-from tests.telemetry.conftest import influxd, victoria  # noqa: F401  the servers' fixtures live with the stores
+from tests.telemetry.conftest import deduplicating_victoria, influxd, victoria  # noqa: F401  the servers' fixtures live with the stores
 
 if TYPE_CHECKING:
     from tests.telemetry.conftest import Influxd, Victoria
@@ -69,11 +69,14 @@ def test_it_speaks_both_languages(tmp_path: Path) -> None:
 @pytest.mark.server
 def test_a_server_is_told_what_its_operator_should_set(
     victoria: Victoria,  # noqa: F811
+    deduplicating_victoria: Victoria,  # noqa: F811
     influxd: Influxd,  # noqa: F811
 ) -> None:
     code, found = asked("init", "--store", victoria.new_url())
     assert code == 1 and found["settings"][0] == "warning" and "-retentionPeriod" in found["settings"][2]
     assert found["rollups"][0] == "absent"
+    code, found = asked("init", "--store", deduplicating_victoria.new_url())
+    assert found["rollups"][0] == "ok" and "whole fleet" in found["rollups"][1]
     code, found = asked("init", "--store", influxd.new_url())
     assert code == 1 and "RETENTION POLICY" in found["settings"][2]
     assert found["rollups"][0] == "ok" and found["retention"][1] == "the server keeps raw samples for ever"

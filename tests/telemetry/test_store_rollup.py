@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from telemetry.sample import Sample
 from telemetry.store import Column, Spread, Store, influxdb_rollup, open_store
 from telemetry.store.buckets import Buckets, buckets, rates
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
+from telemetry.store.victoriametrics import VictoriaStore
 
 S = 10**9
-T0 = 1_795_960_800 * S  # a multiple of an hour
+T0 = (
+    (int(time.time()) // 3600 - 12) * 3600 * S
+)  # a multiple of an hour; half a day ago, since a server may keep only recent samples
 HOURS = 2
 END = T0 + HOURS * 3600 * S
 LONG_AFTER = END + 3600 * S
@@ -36,18 +40,33 @@ STEPS_S = (60, 420, 900, 3600)
 Values = dict[tuple[str, str], dict[str, list[float | None]]]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("influxdb", marks=pytest.mark.server)])
+PRUNING = ["sqlite", pytest.param("influxdb", marks=pytest.mark.server)]
+
+
+@pytest.fixture(params=[*PRUNING, pytest.param("victoriametrics", marks=pytest.mark.server)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    yield from opened(request, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=PRUNING)
+def pruning_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """One that replaces and deletes samples."""
+    yield from opened(request, tmp_path, monkeypatch)
+
+
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     if request.param == "influxdb":
         monkeypatch.setattr(influxdb_rollup, "SHOWN_NS", 0)
-        opened = open_store(request.getfixturevalue("influxd").new_url())
-        opened.prepare()
-        opened.rollup(T0 - 3600 * S)  # from now on all samples leave their marks
+        store = open_store(request.getfixturevalue("influxd").new_url())
+        store.prepare()
+        store.rollup(T0 - 3600 * S)  # from now on all samples leave their marks
+    elif request.param == "victoriametrics":
+        store = open_store(request.getfixturevalue("deduplicating_victoria").new_url())
     else:
-        opened = open_store(f"sqlite://{tmp_path}/store.db")
-    assert opened.rolls_up
-    yield opened
-    opened.close()
+        store = open_store(f"sqlite://{tmp_path}/store.db")
+    assert store.rolls_up
+    yield store
+    store.close()
 
 
 def history(seed: int = 1, gpus: int = 3, every_s: float = 13.0) -> list[Sample]:
@@ -58,7 +77,7 @@ def history(seed: int = 1, gpus: int = 3, every_s: float = 13.0) -> list[Sample]
         xid, energy, t = 5, 1e6, float(gpu * 900)
         while t < HOURS * 3600:
             xid = 0 if rng.random() < 0.01 else xid + rng.randrange(4)
-            energy = 0.0 if rng.random() < 0.003 else energy + 300 * rng.random()
+            energy = 0.0 if rng.random() < 0.003 else round(energy + 300 * rng.random(), 3)  # 12 digits at most
             fields: dict[str, float | int | str] = {
                 "temp_c": round(40 + 50 * rng.random(), 1),
                 "util_pct": 97.0,
@@ -163,7 +182,8 @@ def test_answers_are_the_same_before_half_way_through_and_after_rolling_up(store
     assert_same(store, samples, T0 + 1234 * S, END - 777 * S)
 
 
-def test_answers_outlive_the_raw_samples_and_then_the_minutes(store: Store) -> None:
+def test_answers_outlive_the_raw_samples_and_then_the_minutes(pruning_store: Store) -> None:
+    store = pruning_store
     samples = history(2)
     store.write(samples)
     assert (
@@ -205,7 +225,8 @@ def test_what_comes_late_newest_first_and_twice_is_drawn_in(store: Store) -> Non
     assert_same(store, samples)
 
 
-def test_a_sample_that_is_overwritten_leaves_nothing_of_itself(store: Store) -> None:
+def test_a_sample_that_is_overwritten_leaves_nothing_of_itself(pruning_store: Store) -> None:
+    store = pruning_store
     wrong = [Sample("gpu", {"node": "n0", "gpu": "0"}, {"temp_c": 999.0, "throttle_reasons": 1 << 40}, T0 + S)]
     store.write(wrong)
     finish(store)
@@ -217,7 +238,8 @@ def test_a_sample_that_is_overwritten_leaves_nothing_of_itself(store: Store) -> 
     assert store.spread("gpu", ["temp_c"], start_ns=T0, end_ns=T0 + S, step_ns=QUARTER_NS)[0].high == [50.0]
 
 
-def test_what_comes_after_its_minute_was_pruned_does_not_replace_what_was_known(store: Store) -> None:
+def test_what_comes_after_its_minute_was_pruned_does_not_replace_what_was_known(pruning_store: Store) -> None:
+    store = pruning_store
     samples = history(4)
     store.write(samples)
     store.prune({"gpu": T0 + 3600 * S})
@@ -248,7 +270,10 @@ def test_every_measurement_and_field_can_be_rolled_up(store: Store) -> None:
         }
         samples += [Sample(measurement.name, {"node": "n1"}, fields, T0 + second * S) for second in range(3)]
     assert store.write(samples) == []
-    store.prune({"*": T0 + 60 * S})
+    if isinstance(store, VictoriaStore):
+        finish(store)
+    else:
+        store.prune({"*": T0 + 60 * S})
     for measurement in catalogue.MEASUREMENTS.values():
         numbers = [f.name for f in measurement.fields.values() if f.type is not str]
         found = store.range(measurement.name, numbers, start_ns=T0, end_ns=T0 + S, step_ns=QUARTER_NS)
