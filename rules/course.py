@@ -211,10 +211,16 @@ def _swallows(longer: Spell, shorter: Spell) -> bool:
 
 
 def _belongs(spell: Spell, other: Spell) -> bool:
+    """The same cause at the same time and place; a GPU or engine of a node and the node itself are one place."""
     mine, theirs = spell.verdict, other.verdict
-    same = (mine.cause, mine.scope, dict(mine.subject)) == (theirs.cause, theirs.scope, dict(theirs.subject))
+    if mine.cause is not theirs.cause or ("node" in mine.subject) != ("node" in theirs.subject):
+        return False
+    if mine.subject.get("node") != theirs.subject.get("node"):
+        return False
+    if "node" not in mine.subject and (mine.scope, dict(mine.subject)) != (theirs.scope, dict(theirs.subject)):
+        return False
     near_ns = int(SAME_S * SECOND)
-    return same and spell.first_ns - near_ns <= other.last_ns and other.first_ns <= spell.last_ns + near_ns
+    return spell.first_ns - near_ns <= other.last_ns and other.first_ns <= spell.last_ns + near_ns
 
 
 def _incident(group: Sequence[tuple[Course, Spell]], end_ns: int) -> Incident:
@@ -228,7 +234,11 @@ def _incident(group: Sequence[tuple[Course, Spell]], end_ns: int) -> Incident:
     ]
     struck.sort(key=lambda entry: -_cost(entry.lost))
     first = struck[0].spell.verdict
-    return Incident(first.cause, first.scope, first.subject, since_ns, until_ns, tuple(struck))
+    scope, subject = first.scope, dict(first.subject)
+    if any((entry.spell.verdict.scope, dict(entry.spell.verdict.subject)) != (scope, subject) for entry in struck):
+        scope = "node"  # parts of it, or a part and the whole
+        subject = {tag: name for tag, name in subject.items() if tag not in ("engine", "gpu")}
+    return Incident(first.cause, scope, subject, since_ns, until_ns, tuple(struck))
 
 
 def _cost(lost: Lost) -> float:

@@ -82,32 +82,33 @@ class Draw:
 
 
 def draw(seed: int, number: int, difficulty: Difficulty) -> Draw:
-    """The same seed and number draw the same round."""
+    """The same seed and number draw the same round. No cause comes a second time before all have come."""
     random = Random(f"{seed}/{number}")
-    settings = SimulatorSettings(nodes=difficulty.nodes)
-    fault: str | None = random.choice(faults_of(difficulty))
+    by_cause = faults_of(difficulty)
+    lap, place = divmod(number - 1, len(by_cause))
+    order = Random(f"{seed}/lap {lap}").sample(sorted(by_cause), len(by_cause))
+    fault: str | None = random.choice(by_cause[order[place]])
     twin, healthy = random.random() < difficulty.twins, random.random() < difficulty.healthy
     if healthy and not twin:
         fault = None
     return Draw(
         seed=random.randrange(1, 2**31),
         fault=fault,
-        node=random.choice(settings.node_names),
+        node=random.choice(SimulatorSettings(nodes=difficulty.nodes).node_names),
         twin=healthy and twin,
         after_s=round(random.uniform(EARLIEST_S, LATEST_S)),
     )
 
 
-def faults_of(difficulty: Difficulty) -> list[str]:
-    """The faults that can come up; several of one cause are as likely as one, so that causes are equally likely."""
+def faults_of(difficulty: Difficulty) -> dict[str, list[str]]:
+    """Cause -> the faults of it that can come up."""
     by_cause: dict[str, list[str]] = {}
     for name, fault in FAULTS.items():
         if fault.onset_s <= difficulty.slowest_onset_s and (
             difficulty.shared or fault.scope in ("gpu", "engine", "node")
         ):
             by_cause.setdefault(fault.cause, []).append(name)
-    most = max(len(names) for names in by_cause.values())
-    return [names[place % len(names)] for names in by_cause.values() for place in range(most)]
+    return by_cause
 
 
 def make(

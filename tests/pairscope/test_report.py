@@ -22,6 +22,7 @@ from pairscope.report.markdown import markdown, plain
 from pairscope.report.plots import plots_of
 from pairscope.report.settings import ReportSettings
 from pairscope.report.svg import Line, Mark, Panel, Plot, Rows, draw, pieces, thinned, ticks
+from rules.course import Course, incidents_of
 from rules.verdict import Cause
 from telemetry.lineprotocol import encode_many
 from telemetry.sample import Sample
@@ -379,3 +380,22 @@ def test_two_troubles_are_two_incidents_the_worse_first() -> None:
     text = markdown(report, plots_of(report, "en"), "en")
     assert "## Overview" in text and "## Incident 2: thermal throttling" in text
     assert len([plot for plots in plots_of(report, "en").values() for plot in plots]) == 4
+
+
+def test_two_parts_of_a_node_with_one_cause_are_one_incident_of_the_node() -> None:
+    """What the whole pair says of its node, and another pair of one of its GPUs."""
+    course = hot().told[0].worst.course
+    verdict = course.last.verdicts[0]
+    subject = {**verdict.subject, "gpu": "1"}
+    last = replace(
+        course.last,
+        subject={**course.last.subject, "engine": "other"},
+        verdicts=(replace(verdict, scope="gpu", subject=subject),),
+    )
+    spells = [replace(spell, diagnosis=last) for spell in course.spells]
+    other = Course(last, course.seen, course.moments, spells)
+    (incident,) = incidents_of([course, other], T0, hot().end_ns)
+    assert (incident.scope, incident.subject.get("gpu"), len(incident.struck)) == ("node", None, 2)
+    (alone,) = incidents_of([other], T0, hot().end_ns)
+    assert (alone.scope, alone.subject["gpu"]) == ("gpu", "1")
+    assert incident.lost.tokens == pytest.approx(2 * (alone.lost.tokens or 0))
