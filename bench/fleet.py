@@ -59,6 +59,8 @@ def main() -> int:
     parser.add_argument("--settle", type=float, default=10.0, help="seconds before that are not measured")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.turns < 2:
+        parser.error("--turns: at least 2; the first reads the past")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet")))
         server = Server(options.store, folder)
@@ -180,6 +182,7 @@ class Wall:
 
     def __init__(self, url: str, day_ns: int) -> None:
         self.took_s: dict[str, list[float]] = {}
+        self.cpu_s: dict[str, list[float]] = {}  # of the asking side
         self._url = url
         self._end_ns = day_ns
         self._stopping = threading.Event()
@@ -197,9 +200,10 @@ class Wall:
         self._heard = Heard(store)
         while not self._stopping.wait(1.0):
             for question, ask in self._questions(store).items():
-                began_s = time.perf_counter()
+                began_s, cpu_s = time.perf_counter(), time.thread_time()
                 ask()
                 self.took_s.setdefault(question, []).append(time.perf_counter() - began_s)
+                self.cpu_s.setdefault(question, []).append(time.thread_time() - cpu_s)
         store.close()
 
     def _questions(self, store: Store) -> dict[str, Callable[[], object]]:
@@ -359,7 +363,8 @@ class Bench:
         self.note("seen while the wall asks after", _quantiles(reader.take(), "s"))
         wall.stop()
         for question, took in wall.took_s.items():
-            self.note(question, _quantiles(took, "ms"))
+            mean_s = sum(wall.cpu_s[question]) / len(took)
+            self.note(question, f"{_quantiles(took, 'ms')}, {mean_s * 1e3:.0f} ms of CPU of the asking side")
 
     def note_offered(self, began_ns: int, took_s: float) -> None:
         end_ns = began_ns + round(took_s * S)

@@ -201,6 +201,7 @@ class Service:
         walker.memories = dict(self.triage.memories)  # the known ones serve as peers
         step_ns = int(LEARN_STEP_S * SECOND)
         recent_ns = at_ns - int(BACK_S * SECOND)
+        is_first = not self.triage.window.nodes()  # then the walker's window becomes its own, for two would be large
         moment: int | None = None
         for past in self._parts(at_ns - int(back_s * SECOND), start_ns, nodes):
             position = 0
@@ -213,7 +214,10 @@ class Service:
                 walker.evaluate(moment)
                 moment += step_ns
             walker.add(past[position:])
-            self.triage.add(s for s in past if s.time_ns > recent_ns or s.measurement == "event")
+            if not is_first:
+                self.triage.add(s for s in past if s.time_ns > recent_ns or s.measurement == "event")
+        if is_first:
+            self.triage.window = walker.window
         for key, memory in walker.memories.items():
             self.triage.memories.setdefault(key, memory)
 
