@@ -310,13 +310,14 @@ class VictoriaStore:
                 refused.append(Rejected(sample, reason))
             else:
                 kept.append(sample)
-        self._send_again_what_may_be_lost()
+        again = self._what_may_be_lost()
         unlike = merged(kept)
         for start in range(0, len(unlike), BATCH_SAMPLES):
             batch = unlike[start : start + BATCH_SAMPLES]
             marks, touched = self._marks.before(batch)
             refused += self._write(batch, marks, touched)
             self._marks.after(touched, self._post_lines)
+        self._send_again(again)  # after what is new, which somebody may be looking at
         return refused
 
     def _problems(self, server: Server) -> Callable[[Sample], str]:
@@ -364,24 +365,35 @@ class VictoriaStore:
         self._call("/write", body=body, query=f"?{urlencode({'db': self._address.db})}" if self._address.db else "")
         self._unflushed = True
 
-    def _send_again_what_may_be_lost(self) -> None:
-        """All of the last minute, if the server was started anew, or may have been while it gave no answer; copies do no harm."""
+    def _what_may_be_lost(self) -> list[tuple[bytes, frozenset[int]]]:
+        """What was acknowledged in the last minute, if the server was started anew, or may have been while it gave no answer.
+
+        While nothing is answered, the minute before that stands still: an outage may be long.
+        """
         now_s = time.monotonic()
         with self._lock:
             while self._tail and (
-                self._tail[0][0] < now_s - _TAIL_S or sum(len(body) for _, body, _ in self._tail) > _TAIL_BYTES
+                (self._tail[0][0] < now_s - _TAIL_S and not self._was_lost)
+                or sum(len(body) for _, body, _ in self._tail) > _TAIL_BYTES
             ):
                 self._tail.popleft()
             if now_s - self._looked_s < _LOOK_S:
-                return
-            before, kept = self.server().started_s, list(self._tail)
+                return []
+            before, kept = self.server().started_s, [(body, touched) for _, body, touched in self._tail]
         started_s = self.server(again=True).started_s
-        if self._was_lost or started_s != before:
-            for _, body, _ in kept:
-                self._post(body)
-            touched = frozenset(start_ns for _, _, minutes in kept for start_ns in minutes)
-            self._marks.after(touched, self._post_lines, again=True)
-        self._was_lost, self._looked_s = False, now_s
+        is_anew = self._was_lost or started_s != before
+        self._was_lost, self._looked_s = is_anew and bool(kept), now_s  # until it is sent
+        return kept if is_anew else []
+
+    def _send_again(self, kept: Sequence[tuple[bytes, frozenset[int]]]) -> None:
+        """Copies do no harm. What fails here is tried again by the next write."""
+        if not kept:
+            return
+        for body, _ in kept:
+            self._post(body)
+        touched = frozenset(start_ns for _, minutes in kept for start_ns in minutes)
+        self._marks.after(touched, self._post_lines, again=True)
+        self._was_lost = False
 
     def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
         return self.rolls_up and self._fleet.work(now_ns - SETTLE_NS, budget_s)

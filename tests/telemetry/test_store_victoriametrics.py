@@ -117,6 +117,26 @@ def test_a_server_that_was_killed_gets_again_what_it_had_acknowledged(own_victor
 
 
 @pytest.mark.server
+def test_a_server_that_was_away_for_long_gets_again_what_it_had_acknowledged_just_before(
+    own_victoria: Callable[..., Victoria], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_s = [0.0]
+    usual = time.monotonic
+    monkeypatch.setattr("telemetry.store.victoriametrics.time.monotonic", lambda: usual() + later_s[0])
+    server = own_victoria()
+    store = open_store(server.new_url())
+    store.write([host(0), host(1)])
+    server.kill()
+    for later_s[0] in (1.0, 70.0, 600.0):
+        with pytest.raises(StoreDown):
+            store.write([host(2)])
+    server.start()
+    store.write([host(2)])
+    assert store.samples("host", start_ns=T0, end_ns=T0 + 9 * S) == [host(0), host(1), host(2)]
+    store.close()
+
+
+@pytest.mark.server
 def test_a_server_with_a_password_names_a_wrong_one_and_serves_a_right_one(
     own_victoria: Callable[..., Victoria],
 ) -> None:
