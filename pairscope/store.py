@@ -37,7 +37,7 @@ def _examined(settings: AgentSettings, *, make: bool) -> Sequence[Finding]:
             return [Finding("store", "error", _say("none", language, store=shown), _say("none_remedy", language))]
         with closing(opened) as store:
             if make:
-                store.prepare()
+                store.prepare(settings.keep_days * 86_400)
             survey = store.survey()
             key = "ready" if make else "answers"
             found.append(Finding("store", "ok", _say(key, language, store=shown, server=survey.server)))

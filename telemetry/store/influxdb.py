@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from telemetry import catalogue, lineprotocol
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
+from telemetry.store.influxdb_bucket import keeps_s
 from telemetry.store.influxdb_http import InfluxServer, Refused
 from telemetry.store.influxdb_range import InfluxRanges
 from telemetry.store.influxdb_rollup import SETTLE_NS, InfluxRollups, marks
 from telemetry.store.influxdb_samples import InfluxSamples, counted
-from telemetry.store.influxql import identifier
+from telemetry.store.influxql import condition, identifier
 from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
 
 BATCH_LINES = 5000
@@ -40,7 +42,7 @@ class InfluxStore:
         self.server = InfluxServer(url)
         self.url = self.server.url
         self.durable_after_s = 0.0  # each write is synced before it is acknowledged
-        self._rollups = InfluxRollups(self.server.address.database, self.server.query, self._put)
+        self._rollups = InfluxRollups(self.server, self._put)
         self._samples = InfluxSamples(self.server)
         self._ranges = InfluxRanges(self.server, self._rollups)
 
@@ -52,8 +54,8 @@ class InfluxStore:
     def exists(self) -> bool:
         return self.server.exists()
 
-    def prepare(self) -> None:
-        self.server.prepare()
+    def prepare(self, keep_s: float = 0.0) -> None:
+        self.server.prepare(keep_s)
 
     def close(self) -> None:
         self.server.close()
@@ -109,6 +111,7 @@ class InfluxStore:
             return 0
         if self.rolls_up and self.exists():
             self._rollups.finish(max(before_ns.values(), default=0))
+            self._rollups.let_go(max(before_ns.values(), default=0))
         removed = 0
         for measurement in catalogue.MEASUREMENTS:
             limit = before_ns.get(measurement, before_ns.get("*"))
@@ -143,30 +146,28 @@ class InfluxStore:
             write_problem = str(error)
         times: list[int] = []
         for measurement in catalogue.MEASUREMENTS:
-            for tail in ("", "DESC"):
-                found = self.server.query(
-                    f"SELECT * FROM {identifier(measurement)} ORDER BY time {tail or 'ASC'} LIMIT 1"
-                )
+            for tail in ("ASC", "DESC"):
+                found = self.server.query_over((0, lineprotocol.INT_MAX - 1), partial(_outermost, measurement, tail))
                 times += [row[0] for series in found for row in series["values"]]
-        retention_s = self._retention_s() if generation == 1 else None
+        retention_s = self._retention_s(generation)
         return Survey(
             f"InfluxDB {self.server.version()}",
             write_problem,
             oldest_ns=min(times, default=None),
             newest_ns=max(times, default=None),
             retention_s=retention_s,
-            advice=("policy_endless",) if retention_s == 0 else () if generation == 1 else ("bucket_retention",),
+            advice=_advice(generation, retention_s),
         )
 
-    def _retention_s(self) -> float | None:
-        """How long the database's default policy keeps samples; 0 for ever."""
-        for series in self.server.query(f"SHOW RETENTION POLICIES ON {identifier(self.server.address.database)}"):
-            places = {name: place for place, name in enumerate(series["columns"])}
-            for row in series["values"]:
-                if row[places["default"]]:
-                    parts = re.findall(r"(\d+)([hms])", str(row[places["duration"]]))
-                    return float(sum(int(n) * {"h": 3600, "m": 60, "s": 1}[unit] for n, unit in parts))
-        return None
+    def _retention_s(self, generation: int) -> float | None:
+        """How long the bucket, or the default policy of a database, keeps samples; 0 for ever."""
+        if generation > 1:
+            try:
+                bucket = self.server.bucket() if generation == 2 else None
+            except StoreError:  # these credentials may only write and read
+                bucket = None
+            return None if bucket is None else keeps_s(bucket)
+        return self.server.policy_s()
 
     # --- reading
 
@@ -209,6 +210,18 @@ class InfluxStore:
         where: Where | None = None,
     ) -> list[Spread]:
         return self._ranges.spread(measurement, fields, start_ns=start_ns, end_ns=end_ns, step_ns=step_ns, where=where)
+
+
+def _outermost(measurement: str, order: str, span: tuple[int, int]) -> str:
+    return f"SELECT * FROM {identifier(measurement)} WHERE {condition(span)} ORDER BY time {order} LIMIT 1"
+
+
+def _advice(generation: int, retention_s: float | None) -> tuple[str, ...]:
+    if retention_s is None:
+        return ("bucket_retention",) if generation > 1 else ()
+    if retention_s:
+        return ()
+    return ("bucket_endless",) if generation > 1 else ("policy_endless",)
 
 
 def _without_field(

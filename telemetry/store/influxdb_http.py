@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
@@ -17,6 +17,7 @@ from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers
 
+from telemetry.store import influxdb_bucket
 from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line
 from telemetry.store.influxql import identifier, results
 from telemetry.store.interface import StoreError
@@ -24,6 +25,8 @@ from telemetry.store.interface import StoreError
 DEFAULT_PORT = 8086
 TIMEOUT_MS = (3_000, 20_000)  # to connect, to answer
 _LONG_QUERY = 4000
+_LEAST_SPAN_NS = 600 * 10**9
+_NO_RIGHTS = ("store.failure.forbidden", "store.failure.credentials", "store.failure.no_credentials")
 TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
 
 
@@ -95,6 +98,14 @@ class Refused(Exception):
         self.reason = reason
 
 
+class NoDatabase(StoreError):
+    """The server has no bucket or database of that name."""
+
+
+class TooMuchAtOnce(StoreError):
+    """The server doesn't read so long a time in one query: InfluxDB 3 Core reads 432 files, of ten minutes each at best."""
+
+
 class InfluxServer:
     """One database of a server. Nothing is asked before the first call. Thread-safe."""
 
@@ -126,6 +137,7 @@ class InfluxServer:
         *,
         body: bytes | None = None,
         form: Mapping[str, str] | None = None,
+        document: Mapping[str, object] | None = None,
     ) -> tuple[str, Mapping[str, str]]:
         """(text, headers) of a 2xx answer; everything else is StoreDown, StoreError or Refused."""
         client = self._client
@@ -136,6 +148,8 @@ class InfluxServer:
             headers["Authorization"] = self.address.authorization
         if body is not None:
             headers |= {"Content-Type": "text/plain; charset=utf-8", "Content-Encoding": "gzip"}
+        if document is not None:
+            headers["Content-Type"] = "application/json"
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         try:
@@ -145,7 +159,7 @@ class InfluxServer:
                 method,
                 query_params=dict(query),
                 header_params=headers,
-                body=body,
+                body=body if document is None else dict(document),
                 post_params=dict(form) if form is not None else None,
                 _preload_content=False,
                 _return_http_data_only=True,
@@ -213,15 +227,53 @@ class InfluxServer:
 
     def exists(self) -> bool:
         if self.generation() != 1:
-            self.query("SHOW MEASUREMENTS LIMIT 1")  # says itself what to do about a missing bucket
-            return True
+            return self._has_bucket()
         if not self._is_there:
             self._is_there = bool(self.query(f"SHOW RETENTION POLICIES ON {identifier(self.address.database)}"))
         return self._is_there
 
-    def prepare(self) -> None:
-        if not self.exists():
+    def _has_bucket(self) -> bool:
+        if self.generation() == 2:
+            try:
+                return self.bucket() is not None
+            except StoreError as error:
+                if error.key not in _NO_RIGHTS:
+                    raise
+        try:
+            self.query("SHOW MEASUREMENTS LIMIT 1")
+        except NoDatabase:
+            return False
+        except StoreError as error:
+            if error.key != influxdb_bucket.NOT_FOUND:
+                raise
+            return False
+        return True
+
+    def bucket(self) -> Mapping[str, Any] | None:
+        """What a 2.x server says of it."""
+        return influxdb_bucket.bucket(self._manage, self.address.database, self.address.org)
+
+    def prepare(self, keep_s: float = 0.0) -> None:
+        if self.exists():
+            return
+        name, generation = self.address.database, self.generation()
+        if generation == 1:
             self._create_database()
+            return
+        try:
+            if generation == 2:
+                influxdb_bucket.make_bucket(self._manage, name, self.address.org, keep_s)
+            else:
+                influxdb_bucket.make_database(self._manage, name, keep_s)
+        except (Refused, ValueError) as refused:
+            raise StoreError(f"store {self.url}: can't create {name!r} ({refused})") from None
+        except StoreError as error:
+            if error.key not in _NO_RIGHTS:
+                raise
+            raise self._target.error("no_right_to_create", name=name) from None
+
+    def _manage(self, method: str, path: str, query: Mapping[str, str], document: Mapping[str, object] | None) -> str:
+        return self.call(method, path, query, document=document)[0]
 
     def _create_database(self) -> None:
         """On 1.x, for who is about to write: creating one that exists is no error."""
@@ -235,6 +287,16 @@ class InfluxServer:
             if error.key != "store.failure.forbidden":
                 raise
             raise self._target.error("no_right_to_create", name=name) from None
+
+    def policy_s(self) -> float | None:
+        """How long the default retention policy of a 1.x database keeps samples; 0 for ever."""
+        for series in self.query(f"SHOW RETENTION POLICIES ON {identifier(self.address.database)}"):
+            places = {name: place for place, name in enumerate(series["columns"])}
+            for row in series["values"]:
+                if row[places["default"]]:
+                    parts = re.findall(r"(\d+)([hms])", str(row[places["duration"]]))
+                    return float(sum(int(n) * {"h": 3600, "m": 60, "s": 1}[unit] for n, unit in parts))
+        return None
 
     def query(self, query: str) -> list[dict[str, Any]]:
         """The series of one InfluxQL statement, times in ns."""
@@ -254,10 +316,21 @@ class InfluxServer:
                 if generation == 1:
                     self._is_there = False
                     return []  # reading is no reason to make it
-                raise StoreError(
+                raise NoDatabase(
                     f"store {self.url}: bucket {self.address.database!r} can't be read with InfluxQL; create it, or its DBRP mapping"
                 ) from None
-            raise StoreError(f"store {self.url}: {reason}") from None
+            kind = TooMuchAtOnce if "file limit" in reason else StoreError
+            raise kind(f"store {self.url}: {reason}") from None
+
+    def query_over(self, span: tuple[int, int], statement: Callable[[tuple[int, int]], str]) -> list[dict[str, Any]]:
+        """The series for a span of time, of its halves one after the other if the server can't read it all at once."""
+        try:
+            return self.query(statement(span))
+        except TooMuchAtOnce:
+            middle_ns = (span[0] + span[1]) // 2
+            if span[1] - span[0] < _LEAST_SPAN_NS:
+                raise
+            return self.query_over((span[0], middle_ns), statement) + self.query_over((middle_ns, span[1]), statement)
 
     def write(self, lines: str, policy: str = "") -> None:
         """One batch of line protocol, into a retention policy of 1.x if one is named; a database that isn't there is made first."""

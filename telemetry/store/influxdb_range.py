@@ -10,8 +10,8 @@ from operator import itemgetter
 from telemetry import catalogue
 from telemetry.catalogue import Kind
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
-from telemetry.store.influxdb_http import InfluxServer
-from telemetry.store.influxdb_rollup import FLEET, FRESH_NS, SHOWN_NS, InfluxRollups, Mark, runs
+from telemetry.store.influxdb_http import InfluxServer, TooMuchAtOnce
+from telemetry.store.influxdb_rollup import FLEET, SHOWN_NS, InfluxRollups, Mark, runs
 from telemetry.store.influxql import condition, conditions, identifier, impossible, tags_of
 from telemetry.store.interface import Column, Spread, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Gauge, answers, drawn, level_ns, reduced, spreads
@@ -70,6 +70,20 @@ class InfluxRanges:
     ) -> None:
         if not over.count:
             return
+        try:
+            self._range_raw_at_once(measurement, chosen, over, where, columns)
+        except TooMuchAtOnce:
+            for first, part in _halves(over):
+                some = Columns(part, list(chosen))
+                self._range_raw(measurement, chosen, part, where, some)
+                for column in some.answer():
+                    for bucket, value in enumerate(column.values, first):
+                        if value is not None:
+                            columns.put(column.tags, column.field, bucket, value)
+
+    def _range_raw_at_once(
+        self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
+    ) -> None:
         plain = {name: how for name, how in chosen.items() if how in ("mean", "min", "max", "last")}
         self._range_plain(measurement, plain, over, where, columns)
         for name, how in chosen.items():
@@ -175,9 +189,8 @@ class InfluxRanges:
             return []
         before = self._raw_part(over)
         if before.count:
-            clause = condition((before.first_ns, before.end_ns), where)
             for field in wanted:
-                cells[field.name] += self._cells_of_all(measurement, field.name, clause, step_ns)
+                cells[field.name] += self._cells_over(measurement, field.name, before, where)
         if before.count < over.count:
             span = before.end_ns, over.end_ns
             if where:
@@ -216,8 +229,9 @@ class InfluxRanges:
                 if start_ns not in is_open and (level == MINUTE_NS or start_ns // QUARTER_NS * QUARTER_NS in stale):
                     for field, cell in row.items():
                         cells[field].append((start_ns, cell))
-        # of fresh minutes no raw sample has gone yet, so the server may draw all series together
-        fresh = [mark for mark in marks.values() if mark.start_ns >= asked_ns - FRESH_NS]
+        # where no raw sample has gone yet, the server may draw all series together
+        raw_since_ns = self._rollups.raw_since_ns()
+        fresh = [mark for mark in marks.values() if mark.start_ns >= raw_since_ns]
         for gauge in fields:
             cells[gauge.name] += self._fleet_minutes(measurement, gauge.name, fresh, asked_ns)
         older = is_open - {mark.start_ns for mark in fresh}
@@ -246,6 +260,13 @@ class InfluxRanges:
                     mark = missing[start_ns]
                     if mark.written_ns < asked_ns - SHOWN_NS:
                         self._drawn[measurement, name, start_ns] = mark.at, cell
+
+    def _cells_over(self, measurement: str, name: str, over: Buckets, where: Where | None) -> list[tuple[int, Gauge]]:
+        try:
+            clause = condition((over.first_ns, over.end_ns), where)
+            return list(self._cells_of_all(measurement, name, clause, over.step_ns))
+        except TooMuchAtOnce:
+            return [cell for _, part in _halves(over) for cell in self._cells_over(measurement, name, part, where)]
 
     def _cells_of_all(self, measurement: str, name: str, clause: str, step_ns: int) -> Iterator[tuple[int, Gauge]]:
         """A gauge of all series together over each step, drawn by the server."""
@@ -294,3 +315,12 @@ class InfluxRanges:
         ):
             for bucket, rate in rates(((row[0], row[1]) for row in series["values"]), over).items():
                 columns.put(tags_of(series), name, bucket, rate)
+
+
+def _halves(over: Buckets) -> list[tuple[int, Buckets]]:
+    """(number of its first bucket, buckets) of both. Of a single bucket that is too long already, the server's error."""
+    if over.count < 2:
+        raise
+    half = over.count // 2
+    later = Buckets(over.first_ns + half * over.step_ns, over.step_ns, over.count - half)
+    return [(0, Buckets(over.first_ns, over.step_ns, half)), (half, later)]

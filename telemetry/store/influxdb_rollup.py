@@ -22,6 +22,7 @@ from telemetry import catalogue
 from telemetry.catalogue import Field, Kind
 from telemetry.sample import Sample, Value
 from telemetry.store.buckets import order
+from telemetry.store.influxdb_http import InfluxServer
 from telemetry.store.influxql import identifier, literal, tags_of
 from telemetry.store.interface import StoreError
 from telemetry.store.rollup import (
@@ -44,7 +45,7 @@ _OF_A_MINUTE = ("minute", "fleet")
 _PREFIXES = {MINUTE_NS: "1min:", QUARTER_NS: "15min:"}
 FLEET = "fleet:"
 FRESH_NS = 3600 * 10**9
-"""Nobody lets raw samples go as early as this."""
+"""Cells of this long are written without a look at what they replace."""
 HOUR_NS = 3600 * 10**9
 SHOWN_NS = 5 * 10**9
 """The points of one write come to light one after the other. Within this time they all have, and so it is not rolled up earlier."""
@@ -56,7 +57,6 @@ _MOST_RUNS = 20
 _CLIP = 2**63 - 1
 
 Timed = tuple[int, Cell]
-Query = Callable[[str], list[dict[str, Any]]]
 Post = Callable[[Sequence[Sample], str], None]
 """Write samples into a retention policy; "" is the database's own."""
 
@@ -103,15 +103,18 @@ def _now() -> int:
 
 
 class InfluxRollups:
-    """One server's rollups. `query` answers one InfluxQL statement with its series, `post` writes."""
+    """One server's rollups. `post` writes."""
 
-    def __init__(self, database: str, query: Query, post: Post) -> None:
-        self._database = identifier(database)
-        self._query = query
+    def __init__(self, server: InfluxServer, post: Post) -> None:
+        self._server = server
+        self._database = identifier(server.address.database)
+        self._query = server.query
         self._post = post
         self._ready = False
         self._since_ns: int | None = None
         self._asked_s = float("-inf")
+        self._gone_ns = 0
+        self._policy_s: float | None = None
         self._told_ns = 0  # when `since_ns` was written down last
         self._measurements: list[str] = []
 
@@ -121,11 +124,23 @@ class InfluxRollups:
         """From when on every sample has left its mark; None while nothing was ever rolled up. Asked at most once a minute."""
         if time.monotonic() - self._asked_s > 60:
             self._asked_s = time.monotonic()
-            found = self._query(f"SELECT since FROM {identifier(MARKS)} WHERE kind = 'began'")
+            found = self._query(f"SELECT since, gone FROM {identifier(MARKS)} WHERE kind = 'began'")
             rows = [row for series in found for row in series["values"]]
-            self._since_ns = min((int(row[1]) for row in rows), default=None)
-            self._told_ns = max((row[0] for row in rows), default=0)
+            self._since_ns = min((int(row[1]) for row in rows if row[1] is not None), default=None)
+            self._told_ns = max((row[0] for row in rows if row[1] is not None), default=0)
+            self._gone_ns = max((int(row[2]) for row in rows if row[2] is not None), default=0)
+            self._policy_s = self._server.policy_s()
         return self._since_ns
+
+    def raw_since_ns(self) -> int:
+        """From when on no raw sample has gone yet."""
+        self.since_ns()
+        return max(self._gone_ns, time.time_ns() - round(self._policy_s * 1e9) if self._policy_s else 0)
+
+    def let_go(self, before_ns: int) -> None:
+        """Note that raw samples from before go now."""
+        self._gone_ns = max(self._gone_ns, before_ns)
+        self._post([Sample(MARKS, {"kind": "began"}, {"gone": self._gone_ns}, time.time_ns() // HOUR_NS * HOUR_NS)], "")
 
     def _tell(self, since_ns: int) -> None:
         """Written down anew now and then, as the server's policy lets old points go."""

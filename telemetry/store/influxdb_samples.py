@@ -85,7 +85,7 @@ class InfluxSamples:
             tags = self._tag_names(measurement)
             tail = f"ORDER BY time DESC LIMIT {limit}"
         rows = self._whole(
-            lambda from_ns: self._rows(measurement, None, condition((from_ns, end_ns), where), tail, tags),
+            lambda from_ns: self._rows(measurement, None, (from_ns, end_ns), where, tail, tags),
             start_ns,
             True,
         )
@@ -100,7 +100,7 @@ class InfluxSamples:
         """Asked of the server series by series, two rows each: what the one before had says what the newest may lack."""
         tail = "GROUP BY * ORDER BY time DESC LIMIT 2"
         rows = self._whole(
-            lambda from_ns: self._rows(measurement, names, condition((from_ns, span[1]), where), tail, frozenset()),
+            lambda from_ns: self._rows(measurement, names, (from_ns, span[1]), where, tail, frozenset()),
             span[0],
             names is None,
         )
@@ -119,7 +119,7 @@ class InfluxSamples:
         tags = self._tag_names(measurement)
         reach_s = self._reach_s.get(measurement, _AT_FIRST_S)
         rows = self._whole(
-            lambda from_ns: self._rows(measurement, names, condition((from_ns, span[1]), where), "", tags),
+            lambda from_ns: self._rows(measurement, names, (from_ns, span[1]), where, "", tags),
             max(span[0], now_ns - round(reach_s * 1e9)),
             names is None,
         )
@@ -153,7 +153,13 @@ class InfluxSamples:
     # --- rows
 
     def _rows(
-        self, measurement: str, names: Sequence[str] | None, condition: str, tail: str, ungrouped: Collection[str]
+        self,
+        measurement: str,
+        names: Sequence[str] | None,
+        span: tuple[int, int],
+        where: Where | None,
+        tail: str,
+        ungrouped: Collection[str],
     ) -> list[_Row]:
         """In time order; of some fields, or of all. `ungrouped` are the tags that are to stand among the columns."""
         known = catalogue.MEASUREMENTS[measurement]
@@ -161,7 +167,8 @@ class InfluxSamples:
             ungrouped = {*catalogue.COMMON_TAGS, *known.tags}  # some 3.x give tags as columns whatever is asked
         select = "*" if names is None else ", ".join(map(identifier, (*names, COUNT, *(ungrouped if not tail else ()))))
         found: list[_Row] = []
-        for series in self._server.query(f"SELECT {select} FROM {identifier(measurement)} WHERE {condition} {tail}"):
+        head = f"SELECT {select} FROM {identifier(measurement)} WHERE"
+        for series in self._server.query_over(span, lambda part: f"{head} {condition(part, where)} {tail}"):
             layout = _layout(series["columns"], known, ungrouped)
             shared = tags_of(series)
             key = order(shared)

@@ -200,8 +200,11 @@ class Store(Protocol):
     def exists(self) -> bool:
         """Whether the file or database that the URL names is there, so that an empty answer means that it is empty."""
 
-    def prepare(self) -> None:
-        """Make the file or database, as the first write would. Safe to repeat."""
+    def prepare(self, keep_s: float = 0.0) -> None:
+        """Make the file or database, as the first write would. Safe to repeat.
+
+        `keep_s` is for how long it is to keep samples, 0 for ever: only for what is made, where the server has it by bucket.
+        """
 
     def survey(self) -> Survey:
         """How the store is. Nothing is made or written."""

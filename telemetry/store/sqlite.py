@@ -221,7 +221,7 @@ class SqliteStore:
     def exists(self) -> bool:
         return self._file.path.exists()
 
-    def prepare(self) -> None:
+    def prepare(self, keep_s: float = 0.0) -> None:
         pass  # opening has made it
 
     def survey(self) -> Survey:

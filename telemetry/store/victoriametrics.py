@@ -415,7 +415,7 @@ class VictoriaStore:
         self.server()
         return True  # it has no databases
 
-    def prepare(self) -> None:
+    def prepare(self, keep_s: float = 0.0) -> None:
         self.server()
 
     def survey(self) -> Survey:
