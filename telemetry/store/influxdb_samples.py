@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -141,7 +142,7 @@ class InfluxSamples:
             f"SHOW SERIES FROM {identifier(measurement)}" + (f" WHERE {clause}" if clause else "")
         )
         try:
-            found = [lineprotocol.decode(f"{row[0]} x=1 1").tags for series in rows for row in series["values"]]
+            found = [_tags_of_key(row[0]) for series in rows for row in series["values"]]
         except ValueError:
             return None
         return {order(tags): tags for tags in found}
@@ -171,12 +172,13 @@ class InfluxSamples:
         for series in self._server.query_over(span, lambda part: f"{head} {condition(part, where)} {tail}"):
             layout = _layout(series["columns"], known, ungrouped)
             shared = tags_of(series)
-            key = order(shared)
+            seen: dict[tuple[Any, ...], tuple[Mapping[str, str], _Key]] = {(): (shared, order(shared))}
             for row in series["values"]:
-                tags = shared
-                if layout.tags:
-                    tags = {**shared, **{name: row[place] for place, name in layout.tags if row[place]}}
-                    key = order(tags)
+                own = tuple([row[place] for place, _ in layout.tags])
+                if own not in seen:
+                    mine = {**shared, **{name: row[place] for place, name in layout.tags if row[place]}}
+                    seen[own] = mine, order(mine)
+                tags, key = seen[own]
                 fields = {name: type_(row[place]) for place, name, type_ in layout.fields if row[place] is not None}
                 written = None if layout.written is None or row[layout.written] is None else int(row[layout.written])
                 shown = len(fields) + sum(row[place] is not None for place in layout.others)
@@ -195,6 +197,11 @@ class InfluxSamples:
             merged = {(row.key, row.time_ns): row for row in (*rows, *again)}
             rows = sorted(merged.values(), key=itemgetter(0))
         return rows
+
+
+@lru_cache(maxsize=16384)
+def _tags_of_key(key: str) -> Mapping[str, str]:
+    return lineprotocol.decode(f"{key} x=1 1").tags
 
 
 class _Layout(NamedTuple):
