@@ -517,6 +517,7 @@ def record_command(
         try:
             with (
                 stores_told(language),
+                stoppable(),
                 closing(open_for_reading(url, language)) as source,
                 shown(what, total, word) as advance,
             ):
@@ -537,8 +538,7 @@ def record_command(
                         ),
                     )
                 else:
-                    with stoppable():
-                        done = record(source, wanted, out, force=force, language=language, advance=advance)
+                    done = record(source, wanted, out, force=force, language=language, advance=advance)
         except Stopped as stopped:
             tell(say("recording.stopped", language, path=out))
             raise typer.Exit(stopped.code) from None
@@ -583,11 +583,11 @@ def replay_command(
         try:
             with (
                 stores_told(language),
-                closing(open_store(url)) if not dry_run else nullcontext() as target,
                 stoppable(),
+                closing(open_store(url)) if not dry_run else nullcontext() as target,
                 shown(what, size, say("recording.samples_word", language)) as advance,
             ):
-                done = replay(recording, target, plan, advance=advance)
+                done = replay(recording, target, plan, advance=advance, tell=tell)
         except Stopped as stopped:
             tell(say("recording.replay.stopped", language))
             raise typer.Exit(stopped.code) from None
@@ -650,8 +650,8 @@ def export_command(
         try:
             with (
                 stores_told(language),
-                closing(open_for_reading(url, language)) as source,
                 stoppable(),
+                closing(open_for_reading(url, language)) as source,
                 shown(what, float(wanted.end_ns - wanted.start_ns), word) as advance,
             ):
                 done = export_into(
@@ -780,7 +780,3 @@ def duration_s(text: str) -> float:
     if not 1 <= found <= pausing.LONGEST_S:
         raise Refused(t("pause.duration_wrong", text=text))
     return float(found)
-
-
-def main() -> None:
-    app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -112,6 +113,8 @@ def export(
                 advance(share / len(places), rows + sum(one.rows for one in done))
             if file is not None:
                 writer.close()
+                file.flush()  # a disk that is full says so before any file is in its place
+                os.fsync(file.fileno())
                 done.append(Exported(path, measurement, rows, file.tell()))
     if not done:
         raise Nothing

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import select
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -35,6 +38,9 @@ BATCH = 2_000
 TOLD = 3  # problems that are named
 ALIVE_NS = 600 * 10**9
 PATIENCE_S = 30.0
+SILENT_MS = 3_000
+"""A pipe into which nobody writes for so long is told of."""
+
 JUDGEMENTS = frozenset(("pair", "verdict", "alert"))
 ORIGINS = ("auto", "keep", REPLAYED)
 _GZIP = b"\x1f\x8b"
@@ -91,6 +97,7 @@ class Replayed:
     refused: int = 0
     judgements: int = 0
     ends_early: bool = False
+    given_up_at: int | None = None  # line of what is no recording
     offset_ns: int = 0
     first_ns: int | None = None
     last_ns: int | None = None
@@ -107,21 +114,23 @@ class Replayed:
 
 
 class Source:
-    """A recording that can be read twice: a file, or stdin, which is kept in an unnamed temporary file when need be."""
+    """A recording that can be read twice: a file, or a pipe, which is kept in an unnamed temporary file when need be."""
 
-    def __init__(self, path: Path, language: str) -> None:
+    def __init__(self, path: Path, language: str, tell: Callable[[str], None]) -> None:
         self.path = path
         self._language = language
+        self._tell = tell
         self._kept: IO[bytes] | None = None
         self._raw: IO[bytes] | None = None
-        self.size: int | None = path.stat().st_size if str(path) != "-" and path.is_file() else None
+        self._is_file = str(path) != "-" and path.is_file()
+        self.size: int | None = path.stat().st_size if self._is_file else None
         self.ends_early = False
 
     def keep(self) -> None:
-        if str(self.path) == "-" and self._kept is None:
+        if not self._is_file and self._kept is None:
             with self._explained():
                 self._kept = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the process
-                shutil.copyfileobj(sys.stdin.buffer, self._kept)
+                shutil.copyfileobj(self._open(), self._kept)
             self.size = self._kept.tell()
 
     def read(self) -> Recording:
@@ -130,15 +139,32 @@ class Source:
             if self._kept is not None:
                 self._kept.seek(0)
                 raw: io.BufferedReader = io.BufferedReader(io.FileIO(self._kept.fileno(), closefd=False))
-            elif str(self.path) == "-":
-                raw = cast(io.BufferedReader, sys.stdin.buffer)
-            elif self.path.is_dir():
-                raise IsADirectoryError(21, "is a folder")
             else:
-                raw = self.path.open("rb")
+                raw = self._open()
             self._raw = raw
             packed = raw.peek(2)[:2] == _GZIP
         return lineprotocol.read(cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw)
+
+    def _open(self) -> io.BufferedReader:
+        if str(self.path) == "-":
+            return cast(io.BufferedReader, sys.stdin.buffer)
+        kind = self.path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(21, "is a folder")
+        if stat.S_ISCHR(kind) or stat.S_ISBLK(kind):  # it may have no end
+            raise CannotCopy(say("recording.device", self._language, path=self.path))
+        return self._open_pipe() if stat.S_ISFIFO(kind) else self.path.open("rb")
+
+    def _open_pipe(self) -> io.BufferedReader:
+        """Opening it like a file would wait for a writer, for ever if there is none, and say nothing."""
+        pipe = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        written = select.poll()
+        written.register(pipe, select.POLLIN)
+        if not written.poll(SILENT_MS):
+            self._tell(say("recording.replay.silent", self._language, path=self.path))
+            written.poll()
+        os.set_blocking(pipe.fileno(), True)
+        return pipe
 
     def samples(self, recording: Recording) -> Iterator[Sample]:
         """Until the end, or until the packed data break off, which `ends_early` then says."""
@@ -172,6 +198,7 @@ def replay(
     plan: Plan,
     *,
     advance: Advance,
+    tell: Callable[[str], None] = lambda _line: None,
     wait: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Replayed:
@@ -179,7 +206,7 @@ def replay(
 
     The same file again changes nothing: the same samples overwrite themselves. CannotCopy and StoreError in one line.
     """
-    source = Source(path, plan.language)
+    source = Source(path, plan.language, tell)
     offset_ns = _offset_ns(source, plan)
     done = Replayed(offset_ns=offset_ns)
     gate = _Gate(store, plan) if store is not None and not plan.dry_run else None
@@ -211,6 +238,7 @@ def replay(
     done.bad_lines = recording.bad_lines
     done.problems = sorted([*recording.problems[:TOLD], *done.problems], key=lambda problem: problem.line)[:TOLD]
     done.ends_early = source.ends_early
+    done.given_up_at = recording.lines if recording.is_given_up else None
     return done
 
 
@@ -334,6 +362,8 @@ def replayed_lines(path: Path, store_url: str, plan: Plan, done: Replayed) -> It
         yield line("refused", path=path, count=done.refused), True
     for problem in done.problems:
         yield line("problem", line=problem.line, reason=problem.reason[:200]), True
+    if done.given_up_at is not None:
+        yield line("given_up", path=path, line=done.given_up_at), True
     if done.ends_early:
         yield line("ends_early", path=path), True
     if done.judgements:
@@ -370,6 +400,7 @@ def replayed_json(path: Path, store_url: str, plan: Plan, done: Replayed) -> dic
         "refused": done.refused,
         "judgements_left_out": done.judgements,
         "ends_early": done.ends_early,
+        "given_up_at": done.given_up_at,
         "problems": [{"line": problem.line, "reason": problem.reason[:200]} for problem in done.problems],
     }
 

@@ -16,6 +16,9 @@ from typing import IO, Protocol
 from telemetry.messages import say
 
 PIECE_BYTES = 1 << 20
+PACKED = (".gz", ".parquet", ".csv")
+"""Suffixes of files that can't be had smaller: they are packed already, or nothing here writes them packed."""
+
 GZIP_LEVEL = 4
 """About six times smaller at a third of the time that the library's default takes."""
 
@@ -41,10 +44,10 @@ def refuse_unless_new(path: Path, *, force: bool, language: str) -> None:
 
 def unwritable(path: Path, error: OSError, language: str) -> CannotCopy:
     """The one line for what the system says about writing `path`."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    reason = error.strerror or str(error)
-    key = "recording.file.full" if full else "recording.file.unwritable"
-    return CannotCopy(say(key, language, path=path, reason=reason))
+    key = "unwritable"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        key = "full_unpacked" if path.suffix not in PACKED else "full"
+    return CannotCopy(say(f"recording.file.{key}", language, path=path, reason=error.strerror or str(error)))
 
 
 class WholeFile:
@@ -62,18 +65,36 @@ class WholeFile:
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> IO[bytes]:
+        try:
+            return self._begin()
+        except BaseException:  # also a signal between two steps
+            self._take_back()
+            raise
+
+    def _begin(self) -> IO[bytes]:
         with self._explained():
             place = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            self._file = open(place, "w+b", buffering=PIECE_BYTES)  # noqa: PTH123 - closed in __exit__
+            self._file = open(place, "w+b", buffering=PIECE_BYTES)  # noqa: PTH123, SIM115 - closed in __exit__ or _take_back
         try:
             fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(place).st_ino != self.part.stat().st_ino:  # the one before has just put it in its place
                 raise BlockingIOError
         except OSError:
-            self._file.close()
             raise CannotCopy(say("recording.file.busy", self._language, path=self.path)) from None
         os.ftruncate(place, 0)
         return self._file
+
+    def _take_back(self) -> None:
+        """Leave nothing of a beginning, unless what is there is another's who holds it."""
+        if self._file is not None:
+            self._file.close()
+        with suppress(OSError):
+            place = os.open(self.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.part.unlink()
+            finally:
+                os.close(place)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

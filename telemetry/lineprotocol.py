@@ -219,15 +219,22 @@ class Problem:
 
 
 class Recording:
-    """An iterator over the samples of a recording. Bad lines are counted, the first of them described, and passed over."""
+    """An iterator over the samples of a recording. Bad lines are counted, the first of them described, and passed over.
+
+    What is no recording, and may have no end, is given up: it begins with MAX_BAD_FIRST bad lines, or comes to a line without an end.
+    """
 
     MAX_LINE_BYTES = 8 << 20
     MAX_PROBLEMS = 100
+    MAX_BAD_FIRST = 10_000
+    MAX_SKIPPED_BYTES = 64 << 20
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.lines = 0
         self.bad_lines = 0
+        self.is_given_up = False
+        self._has_samples = False
         self.problems: list[Problem] = []  # the first MAX_PROBLEMS
 
     @property
@@ -238,7 +245,7 @@ class Recording:
         return self
 
     def __next__(self) -> Sample:
-        while raw := self._file.readline(self.MAX_LINE_BYTES):
+        while not self.is_given_up and (raw := self._file.readline(self.MAX_LINE_BYTES)):
             self.lines += 1
             if len(raw) == self.MAX_LINE_BYTES and not raw.endswith(b"\n"):
                 self._skip_line()
@@ -248,18 +255,26 @@ class Recording:
             if not text or text.startswith(b"#"):
                 continue
             try:
-                return decode(raw.decode("utf-8"))
+                found = decode(raw.decode("utf-8"))
+                self._has_samples = True
+                return found
             except ValueError as error:  # UnicodeDecodeError is one
                 self._bad("not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error))
         self._file.close()
         raise StopIteration
 
     def _skip_line(self) -> None:
+        skipped = self.MAX_LINE_BYTES
         while (piece := self._file.readline(self.MAX_LINE_BYTES)) and not piece.endswith(b"\n"):
-            pass
+            skipped += len(piece)
+            if skipped >= self.MAX_SKIPPED_BYTES:
+                self.is_given_up = True
+                return
 
     def _bad(self, reason: str) -> None:
         self.bad_lines += 1
+        if self.bad_lines >= self.MAX_BAD_FIRST and not self._has_samples:
+            self.is_given_up = True
         if len(self.problems) < self.MAX_PROBLEMS:
             self.problems.append(Problem(self.lines, reason))
 
