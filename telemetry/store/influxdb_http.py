@@ -25,6 +25,8 @@ from telemetry.store.interface import StoreError
 DEFAULT_PORT = 8086
 TIMEOUT_MS = (3_000, 20_000)  # to connect, to answer
 _LONG_QUERY = 4000
+_LONG_LINE = re.compile(r"'(.{60}).+'(?=: )", re.DOTALL)
+"""The line that a server could not parse, which stands before what is wrong with it."""
 _LEAST_SPAN_NS = 600 * 10**9
 _NO_RIGHTS = ("store.failure.forbidden", "store.failure.credentials", "store.failure.no_credentials")
 TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
@@ -362,4 +364,4 @@ def _reason(error: ApiException) -> str:
         text = plain.get("error") or plain.get("message") or text
     except (ValueError, AttributeError):
         pass
-    return one_line(str(text))
+    return one_line(_LONG_LINE.sub(r"'\1...'", str(text)))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.telemetry.conftest import influxd
+from tests.telemetry.conftest import influxd, victoria
 
-__all__ = ["influxd"]
+__all__ = ["influxd", "victoria"]

@@ -176,6 +176,20 @@ def test_wide_is_one_row_a_time_and_one_column_a_series_and_field(filled: Store,
     assert [row[place] for row in rows[:3]] == ["2", "6", "10"]
 
 
+def test_wide_rows_can_be_drawn_together_over_buckets(filled: Store, tmp_path: Path) -> None:
+    span = Selection(T0, T0 + 40 * S, ("n2",))
+    exported(filled, tmp_path / "w.csv", shape=Shape(("temp_c", "xid_total"), 10 * S, wide=True), selection=span)
+    heading, rows = read_csv(tmp_path / "w.csv")
+    assert heading[1:] == [
+        f"{name}{{node=n2,gpu={gpu},uuid=GPU-1{gpu}}}" for gpu in "01" for name in ("temp_c", "xid_total")
+    ]
+    assert len(rows) == 4
+    for bucket, row in enumerate(rows):
+        for gpu in range(2):
+            places = [4 * second + 2 + gpu for second in range(10 * bucket, 10 * bucket + 10)]
+            assert row[1 + 2 * gpu : 3 + 2 * gpu] == [repr(40.25 + sum(places) / 10), str(places[-1])]
+
+
 def test_a_table_that_would_be_too_wide_is_refused(
     filled: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

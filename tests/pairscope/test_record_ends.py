@@ -37,7 +37,7 @@ COPIES = [
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with closing(sqlite_store(tmp_path_factory.mktemp("ends"), "filled")) as store:
-        assert store.write(samples(600)) == []
+        assert store.write(samples(300)) == []
         yield store
 
 
