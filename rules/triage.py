@@ -40,6 +40,10 @@ class JudgeSettings:
     least_confidence: float = 0.3
 
 
+LONGEST_GAP_S = 3600.0
+"""For so long silence is walked moment by moment, and no longer: a sample of a clock that was not set yet lies years before the others."""
+
+
 class Triage:
     """Feed it samples, ask it at moments that go forward. Times are wall nanoseconds of the samples."""
 
@@ -334,6 +338,7 @@ def walk(
     step_ns = int(settings.step_s * SECOND)
     start_ns = max(ordered[0].time_ns, end_ns - int(settings.history_s * SECOND))
     moment = end_ns - (end_ns - start_ns) // step_ns * step_ns
+    gap_ns = int(LONGEST_GAP_S * SECOND)
     position = 0
     while moment <= end_ns:
         begin = position
@@ -342,3 +347,6 @@ def walk(
         triage.add(ordered[begin:position])
         yield triage, triage.evaluate(moment)
         moment += step_ns
+        next_ns = ordered[position].time_ns if position < len(ordered) else end_ns
+        if moment < next_ns and moment - ordered[position - 1].time_ns > gap_ns:
+            moment += (next_ns - moment) // step_ns * step_ns
