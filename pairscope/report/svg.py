@@ -13,6 +13,7 @@ from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
 from dashboard.palette import LIGHT
+from telemetry.catalogue import REACH
 from telemetry.lineprotocol import printable
 from telemetry.messages import say
 
@@ -22,6 +23,7 @@ MOST_POINTS = 360  # of a line: what a screen can show
 FONT = "system-ui, 'Noto Sans', 'Noto Sans SC', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 TIME_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 SECOND = 10**9
+_FINEST = 1e-300  # below it floats lose digits, and a quarter of the least one is none
 
 Points = Sequence[tuple[int, float]]
 
@@ -152,7 +154,9 @@ def draw(plot: Plot) -> str:
 
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
     """Round values from at or below `low` to at or above `high`, about `most` of them."""
-    span = high - low or abs(high) or 1.0
+    span = high - low
+    if span < _FINEST:
+        span = abs(high) if abs(high) > _FINEST else 1.0
     raw = span / most
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
@@ -250,7 +254,8 @@ def _wide(text: str) -> int:
 def _panel(drawing: _Drawing, panel: Panel, y: float) -> None:
     plot = drawing.plot
     shown = [
-        (line, [point for point in line.points if plot.start_ns <= point[0] <= plot.end_ns]) for line in panel.lines
+        (line, [(t, v) for t, v in line.points if plot.start_ns <= t <= plot.end_ns and abs(v) <= REACH])
+        for line in panel.lines
     ]
     values = [value for _, points in shown for _, value in points]
     bounds = [bound for bound in (panel.least, panel.most) if bound is not None]

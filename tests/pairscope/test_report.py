@@ -273,6 +273,18 @@ def test_ticks_are_few_and_hold_the_range(low: float, high: float) -> None:
     assert marks[0] <= low and marks[-1] >= high * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("value", [5e-324, 1e-310, 1e15, -1e15])
+def test_a_reading_of_any_size_can_be_drawn(value: float) -> None:
+    panel = Panel("x", "", (Line("a", "#000", [(T0, value), (T0 + SECOND, value)]),))
+    assert "polyline" in drawn(start_ns=T0, end_ns=T0 + SECOND, panels=(panel,), onset_ns=None)
+
+
+def test_a_reading_beyond_any_measure_is_left_out_of_the_plot() -> None:
+    panel = Panel("x", "", (Line("a", "#000", [(T0, 1.7e308), (T0 + SECOND, -1.7e308), (T0 + 2 * SECOND, 5.0)]),))
+    told = drawn(start_ns=T0, end_ns=T0 + 2 * SECOND, panels=(panel,), onset_ns=None)
+    assert "nan" not in told and "inf" not in told and told.count("<polyline") == 1
+
+
 def test_a_plot_of_one_moment_or_none_can_be_drawn() -> None:
     for points in ([], [(T0, 5.0)]):
         panel = Panel("x", "", (Line("a", "#000", points),))
