@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import ssl
+from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, ProtocolError, SSLError
 from urllib3.exceptions import TimeoutError as TimedOut
@@ -14,6 +18,7 @@ from urllib3.exceptions import TimeoutError as TimedOut
 from telemetry.lineprotocol import printable
 from telemetry.store.interface import StoreDown, StoreError
 
+TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
 _LONGEST = 200
 # numbers of OpenSSL's x509_vfy.h
 _EXPIRED, _NAMES, _UNKNOWN = 10, (62, 63, 64), (18, 19, 20, 21)
@@ -77,9 +82,15 @@ class Target:
             return self.down("read_only", reason=reason)
         if "no space left" in reason:
             return self.down("full", reason=reason)
-        if after:
-            return self.down("wait", status=status, reason=reason, after=one_line(after)).until(after)
+        wait_s = StoreDown("", after).retry_after_s
+        if wait_s is not None:
+            return self.down("wait", status=status, reason=reason, after=f"{wait_s:.0f}").until(after)
         return self.down("trouble", status=status, reason=reason)
+
+    def check_receipt(self, text: str) -> None:
+        """StoreDown where a write was answered with 2xx and a text: a sign-in page of a proxy, say. A store that took it says nothing."""
+        if text.strip():
+            raise self.down("no_receipt", base=self.base, reason=one_line(text))
 
     def is_tls_wanted(self, reason: str) -> bool:
         """Go's servers answer a plain request on their TLS port so."""
@@ -89,6 +100,17 @@ class Target:
         """A file that the URL names can't be read."""
         return self.error("file", option=option, path=path, reason=error.strerror or str(error))
 
+    def authorization(self, kind: str, parts: SplitResult, options: Mapping[str, str]) -> str:
+        """The header of that name, empty for none: of user and password (UTF-8, RFC 7617), else of a token, after its `kind`."""
+        from_file = self.token_in(options["token_file"]) if "token_file" in options else ""
+        if parts.username:
+            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            return f"Basic {b64encode(credentials.encode('utf-8', 'surrogateescape')).decode('ascii')}"
+        token = from_file or (options.get("token") or os.environ.get(TOKEN_VARIABLE, "")).strip()
+        if not is_token(token):
+            raise self.error("bad_token", variable=TOKEN_VARIABLE)
+        return f"{kind} {token}" if token else ""
+
     def token_in(self, path: str) -> str:
         """StoreError when it can't be read, or is empty."""
         try:
@@ -97,7 +119,7 @@ class Target:
             raise self.error("no_token", path=path) from None
         except OSError as error:
             raise self.unreadable("token_file", path, error) from None
-        if not token or not token.isprintable():
+        if not token or not is_token(token):
             raise self.error("no_token", path=path)
         return token
 
@@ -111,6 +133,19 @@ class Target:
             raise self.error("no_certificate", path=path) from None
         except OSError as error:
             raise self.unreadable("ca_file", path, error) from None
+
+
+def is_token(text: str) -> bool:
+    """Whether a header can hold it; what the transport says of one that it can't quotes the secret."""
+    return text.isascii() and text.isprintable()
+
+
+def parted(url: str) -> SplitResult:
+    """The parts of a URL. StoreError for what is none, without a word of it: any of it may be of a password."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise StoreError.of("store.failure.no_url", kind=url.partition(":")[0]) from None
 
 
 def one_line(text: str) -> str:
@@ -128,7 +163,7 @@ def is_victoria(answer: str) -> bool:
     """Whether this is the answer to `1 default 2`, an operator that only MetricsQL has: of no Prometheus and no InfluxDB."""
     try:
         return bool(json.loads(answer)["data"]["result"][0]["value"][1] == "1")
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return False
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from influxdb_client import InfluxDBClient
 from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
-from urllib3.util import make_headers
 
 from telemetry.store import influxdb_bucket
-from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line
+from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line, parted
 from telemetry.store.influxql import identifier, results
 from telemetry.store.interface import StoreError
 
@@ -29,7 +27,6 @@ _LONG_LINE = re.compile(r"'(.{60}).+'(?=: )", re.DOTALL)
 """The line that a server could not parse, which stands before what is wrong with it."""
 _LEAST_SPAN_NS = 600 * 10**9
 _NO_RIGHTS = ("store.failure.forbidden", "store.failure.credentials", "store.failure.no_credentials")
-TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class Address:
 
 def parse(url: str) -> Address:
     """StoreError names what is missing. Options: org, token, token_file, ca_file, verify=0; influxdbs:// means TLS."""
-    parts = urlsplit(url)
+    parts = parted(url)
     options = dict(parse_qsl(parts.query))
     try:
         port = parts.port or DEFAULT_PORT
@@ -73,13 +70,6 @@ def parse(url: str) -> Address:
     base = f"{scheme}://{name}:{port}{prefix}"
     target = Target(shown, base, "influxdb", "influxdbs")
     target.check_ca_file(options.get("ca_file"))
-    token = options.get("token") or os.environ.get(TOKEN_VARIABLE, "")
-    if "token_file" in options:
-        token = target.token_in(options["token_file"])
-    authorization = f"Token {token}" if token else ""
-    if parts.username:
-        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        authorization = make_headers(basic_auth=credentials)["authorization"]
     return Address(
         base,
         shown,
@@ -87,7 +77,7 @@ def parse(url: str) -> Address:
         options.get("org", ""),
         options.get("verify", "1") not in ("0", "false", "no"),
         options.get("ca_file"),
-        authorization,
+        target.authorization("Token", parts, options),
     )
 
 
@@ -351,7 +341,8 @@ class InfluxServer:
             path, query = "/api/v2/write", {"bucket": self.address.database}
             if self.address.org:
                 query["org"] = self.address.org
-        self.call("POST", path, query, body=gzip.compress(lines.encode("utf-8"), compresslevel=1, mtime=0))
+        text, _ = self.call("POST", path, query, body=gzip.compress(lines.encode("utf-8"), compresslevel=1, mtime=0))
+        self._target.check_receipt(text)
 
 
 def _reason(error: ApiException) -> str:
@@ -362,6 +353,6 @@ def _reason(error: ApiException) -> str:
     try:
         plain = json.loads(text)
         text = plain.get("error") or plain.get("message") or text
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     return one_line(_LONG_LINE.sub(r"'\1...'", str(text)))

@@ -16,16 +16,29 @@ def results(text: str) -> list[dict[str, Any]]:
     """The series of a /query answer. ValueError with the server's words when it holds an error or is no such answer."""
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("the answer is not JSON") from None
     results = answer.get("results") if isinstance(answer, dict) else None
     if not isinstance(results, list) or not results:
         error = answer.get("error") if isinstance(answer, dict) else None
         raise ValueError(str(error or "the answer holds no results"))
-    if "error" in results[0]:
-        raise ValueError(str(results[0]["error"]))
-    series: list[dict[str, Any]] = results[0].get("series", [])
+    first = results[0]
+    if isinstance(first, dict) and "error" in first:
+        raise ValueError(str(first["error"]))
+    series = first.get("series", []) if isinstance(first, dict) else None
+    if not isinstance(series, list) or not all(map(_is_series, series)):
+        raise ValueError("the answer holds no series")
     return series
+
+
+def _is_series(found: object) -> bool:
+    """Whether it has columns and rows of them; what stands in a cell is for who asked."""
+    if not isinstance(found, dict) or not isinstance(found.get("tags", {}), dict):
+        return False
+    columns, rows = found.get("columns"), found.get("values")
+    if not isinstance(columns, list) or not isinstance(rows, list):
+        return False
+    return all(type(row) is list and len(row) == len(columns) for row in rows)
 
 
 def identifier(name: str) -> str:

@@ -51,7 +51,18 @@ def path_of(url: str) -> Path:
         raise StoreError.of("store.file.no_name", store=url)
     if path.startswith("//"):  # sqlite:////folder/store.db, as other programs write it
         path = "/" + path.lstrip("/")
+    if "\0" in path or not _is_text(path):
+        raise StoreError.of("store.file.no_name", store=url)
     return Path(path)
+
+
+def _is_text(path: str) -> bool:
+    """SQLite takes no other name of a file."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class SqliteStore:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import os
 import re
 import secrets
 import threading
@@ -29,16 +28,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
-from urllib3 import PoolManager, Timeout, make_headers
+from urllib3 import PoolManager, Timeout
 from urllib3.exceptions import HTTPError
 
 from telemetry import catalogue
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named, order
-from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line
+from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line, parted
 from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, spreads
 from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known_measurement, spans
@@ -49,7 +48,6 @@ from telemetry.store.victoriametrics_series import MARK, MS, Tags, labels_proble
 DEFAULT_PORT = 8428
 BATCH_SAMPLES = 5000
 TIMEOUT = Timeout(connect=3.0, read=20.0)
-TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
 
 _TAIL_S = 60.0
 _TAIL_BYTES = 32 << 20
@@ -78,7 +76,7 @@ class Address:
 
 def parse(url: str) -> Address:
     """StoreError names what is wrong. Options: db, token, token_file, ca_file, verify=0; victoriametricss:// means TLS."""
-    parts = urlsplit(url)
+    parts = parted(url)
     options = dict(parse_qsl(parts.query))
     host = parts.hostname or ""
     try:
@@ -106,17 +104,8 @@ def parse(url: str) -> Address:
         db,
         options.get("verify", "1") not in ("0", "false", "no"),
         ca_file,
-        _authorization(target, options, parts.username, parts.password),
+        target.authorization("Bearer", parts, options),
     )
-
-
-def _authorization(target: Target, options: Mapping[str, str], user: str | None, password: str | None) -> str:
-    if user:
-        return make_headers(basic_auth=f"{unquote(user)}:{unquote(password or '')}")["authorization"]
-    token = options.get("token") or os.environ.get(TOKEN_VARIABLE, "")
-    if "token_file" in options:
-        token = target.token_in(options["token_file"])
-    return f"Bearer {token}" if token else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +351,8 @@ class VictoriaStore:
             raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None
 
     def _post(self, body: bytes) -> None:
-        self._call("/write", body=body, query=f"?{urlencode({'db': self._address.db})}" if self._address.db else "")
+        query = f"?{urlencode({'db': self._address.db})}" if self._address.db else ""
+        self._target.check_receipt(self._call("/write", body=body, query=query))
         self._unflushed = True
 
     def _what_may_be_lost(self) -> list[tuple[bytes, frozenset[int]]]:

@@ -103,7 +103,7 @@ class Query:
                 raise ValueError("is no answer of a query")
             for series in answer["data"]["result"]:
                 yield series["metric"], float(series["value"][1])
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             raise self._not_ours() from None
 
     def _not_ours(self) -> StoreError:
@@ -130,7 +130,7 @@ class Query:
                     # most of a short answer is labels, the same ones each time
                     labels, _, rest = line.partition(_VALUES)
                     yield identity(labels + "}}"), *_sampled(rest)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise self._not_ours() from None
 
     def marked(self, measurement: str, start_ns: int, end_ns: int, where: Where | None) -> list[tuple[Tags, list[int]]]:
@@ -229,7 +229,7 @@ class Query:
                 if not closed or len(flat) % 2:
                     raise ValueError("is no list of pairs")
                 yield identity('{"metric":' + labels + "}}"), flat[::2], list(map(float, flat[1::2]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise self._not_ours() from None
 
 

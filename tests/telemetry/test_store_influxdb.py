@@ -410,6 +410,9 @@ def test_2x_and_3x_are_written_by_bucket_and_read_by_influxql(contract: Contract
         (403, '{"message":"forbidden"}', {}, StoreError, "grant"),
         (404, '{"code":"not found","message":"bucket \\"fleet\\" not found"}', {}, StoreError, "create 'fleet'"),
         (429, '{"message":"too fast"}', {"Retry-After": "7"}, StoreDown, "7 s"),
+        (503, "", {"Retry-After": "Mon, 01 Jan 1990 00:00:00 GMT"}, StoreDown, "wait 0 s"),
+        (503, "", {"Retry-After": "soon"}, StoreDown, "look at its log"),
+        (200, "<html>\nSign in</html>", {}, StoreDown, "'<html> Sign in</html>'.*proxy"),
         (503, "", {}, StoreDown, "503"),
         (500, '{"error":"engine: timeout"}', {}, StoreDown, "timeout"),
     ],
@@ -466,7 +469,12 @@ def test_a_server_of_another_kind_is_named(contract: Contract, version: str, nam
 
 def test_an_answer_that_is_no_answer_is_an_error_not_an_empty_result(contract: Contract) -> None:
     store = open_store(contract.url())
-    for answer in ([], {}, {"results": []}, {"error": "shard gone"}, {"results": [{"error": "shard gone"}]}):
+    row_is_short = {"columns": ["time", "load1"], "values": [[1]]}
+    series = (5, [5], [{}], [{"columns": 5, "values": 5}], [{**row_is_short, "tags": 5}], [row_is_short])
+    wrong_types = [{"results": [5]}, {"results": [None]}, *({"results": [{"series": found}]} for found in series)]
+    for answer in (
+        [], {}, {"results": []}, {"error": "shard gone"}, {"results": [{"error": "shard gone"}]}, *wrong_types
+    ):  # fmt: skip
         contract.answer = answer
         with pytest.raises(StoreError):
             store.samples("host", start_ns=0, end_ns=T0)

@@ -67,6 +67,8 @@ def test_each_mistake_is_one_line_that_names_the_place(tmp_path: Path) -> None:
     cases = {
         "sqlite://": "names no file",
         "sqlite:///": "names no file",
+        f"sqlite://{tmp_path}/a\0.db": "names no file",
+        f"sqlite://{tmp_path}/\udcff.db": "names no file",
         f"sqlite://{tmp_path}": "is a folder",
         f"sqlite://{tmp_path}/notes.txt": "is not a PairScope store",
         f"sqlite://{tmp_path}/other.db": "another program's database",

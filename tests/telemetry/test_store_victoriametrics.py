@@ -352,6 +352,8 @@ def contract() -> Iterator[Contract]:
         (503, "the storage is in read-only mode; check -storage.minFreeDiskSpaceBytes", {}, StoreDown, "free some"),
         (503, "cannot handle more than 8\nconcurrent inserts", {}, StoreDown, "8 concurrent"),
         (500, "oops", {}, StoreDown, "500"),
+        (503, "", {"Retry-After": "-1"}, StoreDown, "look at its log"),
+        (200, "<html>\nSign in</html>", {}, StoreDown, "'<html> Sign in</html>'.*proxy"),
     ],
 )
 def test_each_status_says_what_to_do(
