@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from telemetry.messages import say
 
 INTERRUPTED = 130
 ANSWER_LIMIT = 200
+LINE_LIMIT = 1 << 16  # of a file or a pipe, which need not have an end
 MOST_ROUNDS = 100
 
 
@@ -84,15 +85,20 @@ def _asking(answers: Path | None, console: Console, language: str) -> Iterator[A
     """Answers from a person at a terminal, else line by line from the file or from stdin, shown as if typed."""
     if answers is not None and str(answers) != "-":
         try:
-            lines = answers.read_text("utf-8", "replace").splitlines()
+            file = answers.open(encoding="utf-8", errors="replace")
         except OSError as error:
             reason = error.strerror or str(error)
             raise Refused(say("drill.mistake.answers", language, path=answers, reason=reason)) from None
-        yield _from(iter(lines), console)
+        with file:
+            yield _from(_lines(file), console)
     elif answers is None and sys.stdin.isatty():
         yield lambda prompt: _typed(console, prompt)
     else:
-        yield _from(iter(sys.stdin.readline, ""), console)
+        yield _from(_lines(sys.stdin), console)
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    return iter(lambda: file.readline(LINE_LIMIT), "")
 
 
 def _from(lines: Iterator[str], console: Console) -> Ask:

@@ -73,7 +73,7 @@ def report_command(
         language = configuration.language
         made = settings(configuration, "report", ReportSettings, **shared(configuration))
         triage = settings(configuration, "triage", TriageSettings, **shared(configuration))
-        since_ns = None if since is None else moment(since)
+        since_ns = None if since is None else moment(since, "--since")
         at_ns = None if at is None else moment(at)
         end_ns = at_ns or time.time_ns()
         if since_ns is not None and since_ns >= end_ns:

@@ -87,9 +87,9 @@ def shared(configuration: Configuration) -> dict[str, object]:
     }
 
 
-def moment(text: str) -> int:
-    """As `moment_ns`, Refused for what is no moment."""
+def moment(text: str, option: str = "--at") -> int:
+    """As `moment_ns`, Refused for what is no moment, with the option that holds it."""
     try:
         return moment_ns(text)
     except (ValueError, OverflowError):
-        raise Refused(t("triage.at_wrong", text=text)) from None
+        raise Refused(t("triage.at_wrong", option=option, text=text)) from None

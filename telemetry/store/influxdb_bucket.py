@@ -52,6 +52,6 @@ def make_database(call: Call, name: str, keep_s: float) -> None:
 def _listed(text: str, what: str) -> list[Mapping[str, Any]]:
     try:
         found = json.loads(text)[what]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []

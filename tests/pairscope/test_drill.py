@@ -235,6 +235,11 @@ def test_answers_of_a_file_play_a_drill_whose_json_is_alone_on_stdout(run: Run, 
     assert "--seed 4" in seen and "80 of 200 points" in seen and "\x1b" not in seen
 
 
+def test_answers_without_end_and_without_lines_end_the_drill(run: Run) -> None:
+    code, told, _ = run("--rounds", "1", "--seed", "4", "--difficulty", "easy", "--answers", "/dev/zero", "--json")
+    assert code == 0 and json.loads(told)["rounds"] == []
+
+
 def test_stdin_that_is_no_terminal_gives_the_answers_too(run: Run) -> None:
     code, told, _ = run("--rounds", "2", given="guess power n02\nquit\n")
     assert code == 0 and "100 of 100 points in 1 rounds" in told

@@ -365,7 +365,8 @@ def test_the_store_tells_the_same_of_one_node(run: Run, recording: Path, tmp_pat
     [
         (["absent.lp"], "absent.lp"),
         (["FILE", "--at", "2026-01-01", "--since", "2026-01-02"], "--since"),
-        (["FILE", "--at", "nonsense"], "nonsense"),
+        (["FILE", "--at", "nonsense"], "--at 'nonsense'"),
+        (["FILE", "--since", "nonsense"], "--since 'nonsense'"),
         (["FILE", "--all"], "--all"),
         (["FILE", "--price-per-gpu-hour", "-1"], "price"),
         (["FILE", "--price-per-gpu-hour", "nan"], "price"),
