@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
+
+log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -76,8 +79,11 @@ def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
 
     def follow() -> None:
         while True:
-            came.get()
-            act()
+            number = came.get()
+            try:
+                act()
+            except Exception:  # the next signal is heard all the same
+                log.exception("what %s asks for failed", signal.Signals(number).name)
 
     threading.Thread(target=follow, name="signals", daemon=True).start()
     for number in numbers:

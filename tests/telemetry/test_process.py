@@ -28,3 +28,29 @@ def test_a_signal_is_heard_also_while_the_event_that_it_sets_is_being_waited_for
         [sys.executable, "-c", TOLD, *signals], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert (ended.returncode, ended.stdout) == (0, "ended\n"), ended.stderr
+
+
+FAILS_ONCE = """
+import os, signal, threading
+from telemetry.process import on_signals
+
+first, second = threading.Event(), threading.Event()
+
+def act():
+    if not first.is_set():
+        first.set()
+        raise RuntimeError("no configuration")
+    second.set()
+
+on_signals(act, signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGHUP)
+first.wait()
+os.kill(os.getpid(), signal.SIGHUP)
+print("heard" if second.wait(60) else "deaf")
+"""
+
+
+def test_a_signal_is_heard_after_one_that_failed() -> None:
+    ended = subprocess.run([sys.executable, "-c", FAILS_ONCE], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, "heard\n"), ended.stderr
+    assert "SIGHUP" in ended.stderr and "no configuration" in ended.stderr
