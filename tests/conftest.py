@@ -10,7 +10,7 @@ import pytest
 
 from tests import ports
 
-pytest_plugins = ["tests.browser"]
+pytest_plugins = ["tests.browser", "tests.store_servers"]
 
 STRICT = os.environ.get("PAIRSCOPE_STRICT_TESTS", "") not in ("", "0")
 

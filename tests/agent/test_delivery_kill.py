@@ -17,10 +17,7 @@ import pytest
 from agent.delivery import Delivery
 from agent.spool import Spool
 from telemetry.store import open_store
-from tests.telemetry import conftest as servers
-from tests.telemetry.conftest import Influxd, Victoria
-
-own_influxd, own_victoria = servers.own_influxd, servers.own_victoria  # the fixtures live with the stores
+from tests.store_servers import Influxd, Victoria
 
 ROOT = Path(__file__).parents[2]
 MS = 10**6

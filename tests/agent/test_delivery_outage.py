@@ -28,10 +28,7 @@ from telemetry import catalogue
 from telemetry.catalogue import Kind
 from telemetry.sample import Sample, Value
 from telemetry.store import open_store
-from tests.telemetry import conftest as servers
-from tests.telemetry.conftest import Influxd
-
-own_influxd = servers.own_influxd  # the fixture lives with the stores
+from tests.store_servers import Influxd
 
 ROOT = Path(__file__).parents[2]
 S = 10**9

@@ -27,7 +27,7 @@ from telemetry.sample import Sample
 from telemetry.store import Store, open_store
 from tests.pairscope.command_line import pairscope
 from tests.pairscope.recordings import T0, S, everything, samples, sqlite_store, unseen
-from tests.telemetry.conftest import Influxd
+from tests.store_servers import Influxd
 
 ROOT = Path(__file__).parents[2]
 WRITERS: dict[str, MakeWriter] = {"csv": CsvWriter, "parquet": ParquetWriter}

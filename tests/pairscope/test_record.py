@@ -26,7 +26,7 @@ from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown, Where, open_store
 from tests.pairscope.command_line import pairscope
 from tests.pairscope.recordings import T0, S, everything, recorded, replayed, samples, sqlite_store, unseen
-from tests.telemetry.conftest import Influxd
+from tests.store_servers import Influxd
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from telemetry.lineprotocol import printable, read
 from telemetry.sample import Sample
 from telemetry.store import open_store
 from tests.pairscope.recordings import S, recorded, replayed
-from tests.telemetry.conftest import Influxd, Victoria
+from tests.store_servers import Influxd, Victoria
 
 MS = 10**6
 START = time.time_ns() // (3600 * S) * 3600 * S - 3600 * S

@@ -24,7 +24,7 @@ from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown, open_store
 from tests.pairscope.command_line import pairscope
 from tests.pairscope.recordings import T0, S, everything, recorded, replayed, samples, sqlite_store, unseen, written
-from tests.telemetry.conftest import Influxd
+from tests.store_servers import Influxd
 
 ROOT = Path(__file__).parents[2]
 HOUR = 3600 * S

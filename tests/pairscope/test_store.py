@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from pairscope.cli import app
 from telemetry.sample import Sample
 from telemetry.store import open_store
-from tests.telemetry.conftest import deduplicating_victoria, influxd, victoria  # noqa: F401  the servers' fixtures live with the stores
 
 if TYPE_CHECKING:
-    from tests.telemetry.conftest import Influxd, Victoria
+    from tests.store_servers import Influxd, Victoria
 
 T0 = 1_795_960_800 * 10**9
 
@@ -68,9 +67,9 @@ def test_it_speaks_both_languages(tmp_path: Path) -> None:
 
 @pytest.mark.server
 def test_a_server_is_told_what_its_operator_should_set(
-    victoria: Victoria,  # noqa: F811
-    deduplicating_victoria: Victoria,  # noqa: F811
-    influxd: Influxd,  # noqa: F811
+    victoria: Victoria,
+    deduplicating_victoria: Victoria,
+    influxd: Influxd,
 ) -> None:
     code, found = asked("init", "--store", victoria.new_url())
     assert code == 1 and found["settings"][0] == "warning" and "-retentionPeriod" in found["settings"][2]

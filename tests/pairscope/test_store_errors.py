@@ -26,7 +26,7 @@ from pairscope.cli import app
 from telemetry.store import StoreError, open_existing, open_store, public_url
 from tests.doubles import wrong_servers as wrong
 from tests.doubles.wrong_servers import Banner, Foreign, certificate, influxdb
-from tests.telemetry.conftest import Influxd, Victoria, influxd, victoria  # noqa: F401  the servers' fixtures
+from tests.store_servers import Influxd, Victoria
 
 SECRET = "s3cret"
 RECORDING = "host,node=n1 load1=1 1795960800000000000\n"
@@ -59,7 +59,6 @@ CASES = {
     "victoriametrics, no password": r"wants credentials \(.*\); give user:password@.*token_file",
     "influxdb 2, wrong token": r"refuses the credentials \(unauthorized access\); check .*token",
     "influxdb 2, no token": r"wants credentials \(unauthorized access\); give .*token_file",
-    "influxdb 2, no bucket": r"not found \(bucket \"fleet\" not found\); create 'fleet', or check the name",
     "influxdb 3, wrong token": r"refuses the credentials \(unauthorized access\); check .*token",
     "unknown kind": r"unknown kind 'postgres'; use one of sqlite://",
     "sqlite, no database": r"is not a PairScope store; name another file",
@@ -116,8 +115,6 @@ def urls(need_program: Callable[[str], str], tmp_path_factory: pytest.TempPathFa
         found["influxdb 2, wrong token"] = f"{found['influxdb 2, no token']}&token={SECRET}"
         third = Foreign(influxdb(401, "unauthorized access"), headers={"X-Influxdb-Version": "3.11.2"})
         found["influxdb 3, wrong token"] = f"influxdb://127.0.0.1:{port(third)}/fleet?token={SECRET}"
-        bare = Foreign(influxdb(404, 'bucket "fleet" not found'), headers={"X-Influxdb-Version": "v2.7.1"})
-        found["influxdb 2, no bucket"] = f"influxdb://127.0.0.1:{port(bare)}/fleet?token={SECRET}"
         found["unknown kind"] = f"postgres://me:{SECRET}@db/x"
         found |= _files(folder)
         yield found
@@ -235,12 +232,23 @@ def test_each_command_says_what_is_wrong_in_one_line_in_two_languages(
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "state") == ["in.lp"]
 
 
+def test_a_bucket_that_is_missing_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "PATIENCE_S", 0.0)
+    bare = Foreign(influxdb(404, 'bucket "fleet" not found'), headers={"X-Influxdb-Version": "v2.7.1"})
+    with closing(bare):
+        url = f"influxdb://127.0.0.1:{bare.server_port}/fleet?token={SECRET}"
+        for name, arguments in commands(tmp_path).items():
+            code, said = invoked(arguments, url, tmp_path)
+            assert code == 2 and "\n" not in said and "127.0.0.1" in said, (name, said)
+            assert ("create 'fleet'" if name == "replay" else "there is no store") in said, (name, said)
+
+
 # --- no server is to blame, or none is asked
 
 
 @pytest.mark.server
 def test_what_only_reads_makes_no_database_and_no_file_and_says_so(
-    influxd: Influxd,  # noqa: F811
+    influxd: Influxd,
     tmp_path: Path,
 ) -> None:
     for url in (influxd.new_url(), f"sqlite://{tmp_path}/typo.db"):
@@ -270,7 +278,10 @@ def test_a_database_that_may_not_be_made_is_left_to_an_administrator(guarded: di
     store.close()
 
 
-def test_an_embedded_store_on_a_full_disk_is_one_line_and_what_was_stored_stays(tmp_path: Path) -> None:
+def test_an_embedded_store_on_a_full_disk_is_one_line_and_what_was_stored_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "PATIENCE_S", 0.0)
     small = tmp_path / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)]

@@ -21,7 +21,7 @@ from telemetry.store.influxdb_http import parse
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 
 if TYPE_CHECKING:
-    from tests.telemetry.conftest import Influxd
+    from tests.store_servers import Influxd
 
 S = 10**9
 T0 = 1_795_960_800 * S

@@ -14,7 +14,7 @@ from telemetry.store import influxdb_samples
 from telemetry.store.influxdb import InfluxStore
 
 if TYPE_CHECKING:
-    from tests.telemetry.conftest import Influxd
+    from tests.store_servers import Influxd
 
 S = 10**9
 pytestmark = pytest.mark.server

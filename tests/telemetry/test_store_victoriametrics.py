@@ -19,7 +19,7 @@ from telemetry.store.victoriametrics import VictoriaStore, parse
 from telemetry.store.victoriametrics_series import lines
 
 if TYPE_CHECKING:
-    from tests.telemetry.conftest import Influxd, Victoria
+    from tests.store_servers import Influxd, Victoria
 
 S = 10**9
 T0 = (int(time.time()) // 3600 - 12) * 3600 * S

@@ -15,7 +15,7 @@ from telemetry.store.victoriametrics import VictoriaStore
 from telemetry.store.victoriametrics_rollup import Marks
 
 if TYPE_CHECKING:
-    from tests.telemetry.conftest import Victoria
+    from tests.store_servers import Victoria
 
 S = 10**9
 T0 = (int(time.time()) // 3600 - 12) * 3600 * S
