@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rules.alerts import AlertMachine, AlertSettings, alert_sample
 from rules.memory import PairMemory
 from rules.notification import Voice, messages_of, summary_text
 from rules.observation.reader import BACK_S
+from rules.outage import Outage, without_silence
 from rules.pair import pairs_of
 from rules.statefile import put_aside, read_state, write_state
 from rules.triage import JudgeSettings, Triage
@@ -20,6 +21,8 @@ from rules.verdict import Diagnosis
 from rules.verdict_record import VerdictRecord
 from rules.webhook import Message, Outbox, Sender, WebhookError
 from rules.window import KEPT, SECOND
+from telemetry.lineprotocol import printable
+from telemetry.logs import and_then
 from telemetry.process import notify, stop_event
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreError, open_store
@@ -94,6 +97,14 @@ def _most_needed(samples: Sequence[Sample]) -> list[Sample]:
     return [*pairs[len(pairs) - min(len(pairs), UNWRITTEN_SAMPLES - len(rare)) :], *rare]
 
 
+def named_place(place: Mapping[str, str]) -> str:
+    """Each part of a place with its label, once, for the log: `node n07, rack r2 (simulated)`."""
+    origin = place.get("origin", "")
+    labels = [name for name in ("node", "rack", "circuit", "cluster") if place.get(name) and place[name] != origin]
+    named = ", ".join(f"{name} {printable(place[name])}" for name in labels) or "all nodes"
+    return f"{named} ({printable(origin)})" if origin else named
+
+
 class Service:
     """One turn at a time, with the clocks passed in. Holds everything that outlives a turn."""
 
@@ -120,6 +131,7 @@ class Service:
         self._unwritten: list[Sample] = []
         self._untold: list[Message] = []
         self._down_logged_s = float("-inf")
+        self._outage = Outage()
 
     def start(self) -> None:
         if self.sender is not None:
@@ -136,9 +148,12 @@ class Service:
         try:
             self._read(at_ns)
         except StoreError as error:
+            self._outage.unread(now_s)
             self._say_down(error, now_s)
             return False
         self.diagnoses = self.triage.evaluate(at_ns)
+        if self._outage.holds(self.triage.window, at_ns, now_s):
+            self.diagnoses = without_silence(self.diagnoses)
         elapsed_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         written = [
@@ -266,7 +281,7 @@ class Service:
             self._say_down(error, now_s)
         for transition in transitions:
             alert = transition.alert
-            log.warning("alert %s: %s on %s", transition.state, alert.cause, " ".join(alert.place.values()))
+            log.warning("alert %s: %s on %s", transition.state, alert.cause, named_place(alert.place))
             yield alert_sample(alert, summary_text(alert, "en"), at_ns)
         told = {transition.alert.fingerprint for transition in transitions}
         for alert in self.machine.open():
@@ -287,7 +302,7 @@ class Service:
     def _say_down(self, error: Exception, now_s: float) -> None:
         if now_s - self._down_logged_s >= 60:
             self._down_logged_s = now_s
-            log.warning("%s; trying again", error)
+            log.warning("%s", and_then(str(error), "trying again"))
 
     # --- state
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from telemetry.catalogue import REACH
@@ -177,6 +177,10 @@ class Window:
 
     def devices(self, node: str, measurement: str) -> Sequence[Device]:
         return self._nodes.get(node, {}).get(measurement, ())
+
+    def all_devices(self, node: str) -> Iterator[Device]:
+        for devices in self._nodes.get(node, {}).values():
+            yield from devices
 
     def events_of(self, node: str, start_ns: int, end_ns: int) -> list[Event]:
         return [event for event in self.events if event.node == node and start_ns < event.time_ns <= end_ns]
