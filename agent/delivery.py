@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from agent.quiet import QuietLog
 from agent.spool import Block, Spool
+from telemetry.logs import and_then
 from telemetry.sample import Sample
 from telemetry.store import Rejected, Store, StoreDown, StoreError
 
@@ -164,12 +165,11 @@ class Delivery:
         if isinstance(error, StoreDown) and error.retry_after_s is not None:
             wait_s = max(wait_s, error.retry_after_s)
         unforeseen = not isinstance(error, StoreError)
+        named = str(error) if self._target in str(error) else f"{self._target}: {error}"
         self._quiet.warning(
             "failed",
-            "%s: %s; next attempt in %.0f s",
-            self._target,
-            error,
-            wait_s,
+            "%s",
+            and_then(named, f"next attempt in {wait_s:.0f} s"),
             error=error if unforeseen else None,
         )
         self._start_anew(error)
@@ -186,7 +186,7 @@ class Delivery:
 
     def _succeeded(self) -> None:
         if self._failing_since_s is not None:
-            log.info("%s: delivering again after %.0f s", self._target, self._monotonic() - self._failing_since_s)
+            log.warning("%s: delivering again after %.0f s", self._target, self._monotonic() - self._failing_since_s)
         self._failures = 0
         self._failing_since_s = None
         self.last_error = ""

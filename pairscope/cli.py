@@ -73,6 +73,7 @@ from pairscope.traffic import TrafficSettings
 from rules import service as triage_service
 from rules.service import TriageSettings
 from rules.verdict import verdict_json
+from telemetry import logs
 from telemetry.catalogue import MEASUREMENTS
 from telemetry.messages import say
 from telemetry.process import die_with_parent, stop_event
@@ -237,6 +238,7 @@ def agent_command(
     with one_line_for_mistakes():
         made = gathered()
         if not once:
+            logs.to_stderr()
             watched = ", ".join(f"{engine.name} {engine.url}" for engine in made.engines) or t("agent.no_engine")
             hello("agent", node=made.node, host=made.host, port=made.port, engines=watched, store=made.store_url)
             raise typer.Exit(daemon.run(made, gathered_again))
@@ -366,6 +368,7 @@ def engine_command(
             from engine import server
         except ModuleNotFoundError as error:
             raise Refused(t("extra_missing", module=error.name, extra="engine")) from None
+        logs.to_stderr()
         raise typer.Exit(server.run(made))
 
 
@@ -397,6 +400,7 @@ def triage_command(
         if serve:
             if recording or at:
                 raise Refused(t("triage.serve_alone"))
+            logs.to_stderr()
             lock = up.claim(configuration.state_dir, "triage.lock", "triage.already_running", configuration.language)
             hello("triage", every_s=made.evaluate_every_s, store=made.store_url, state_dir=configuration.state_dir)
             try:
@@ -444,6 +448,7 @@ def dashboard_command(
             from dashboard import app as dashboard_app
         except ModuleNotFoundError as error:
             raise Refused(t("extra_missing", module=error.name, extra="dashboard")) from None
+        logs.to_stderr()
         hello("dashboard", host=made.host, port=made.port, store=made.store_url)
         raise typer.Exit(dashboard_app.run(made))
 
@@ -476,6 +481,7 @@ def simulate_command(
         )
         made = settings(configuration, "simulator", SimulatorSettings, **shared(configuration))
         if out is None:
+            logs.to_stderr()
             raise typer.Exit(simulation.run(made))
         written = simulated_recording.record(made, seconds, out)
         Console(stderr=True, highlight=False).print(t("simulate.written", count=written, path=out))

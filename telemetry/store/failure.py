@@ -40,8 +40,8 @@ class Target:
     def down(self, key: str, **values: object) -> StoreDown:
         return StoreDown.of(f"store.failure.{key}", store=self.store, **values)
 
-    def unreached(self, error: HTTPError | OSError) -> StoreError:
-        """StoreDown for what may pass, StoreError for what stays as it is until somebody mends it."""
+    def unreached(self, error: HTTPError | OSError, *, answered: bool) -> StoreError:
+        """StoreDown for what may pass, StoreError for what stays as it is until somebody mends it. `answered`: it has, before."""
         if isinstance(error, SSLError):
             return self._untrusted(error.args[0] if error.args else error)
         if isinstance(error, NameResolutionError):
@@ -53,6 +53,8 @@ class Target:
             if type(cause).__name__ == "BadStatusLine":
                 return self.error("no_http", base=self.base, reason=one_line(str(cause)))
             if isinstance(cause, ConnectionError) and self.base.startswith("http:"):
+                if answered:
+                    return self.down("broken_off", base=self.base)
                 return self.down("hung_up", base=self.base, tls=self.tls)
         return self.down("down", base=self.base, reason=_system(error))
 

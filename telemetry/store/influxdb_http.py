@@ -113,6 +113,7 @@ class InfluxServer:
             retries=False,
         )
         self._target = self.address.target
+        self._answered = False
         self._version: tuple[int, int] | None = None
         self._is_there = False  # the database of a 1.x server was seen
 
@@ -156,13 +157,15 @@ class InfluxServer:
                 _preload_content=False,
                 _return_http_data_only=True,
             )
+            self._answered = True
             return response.data.decode("utf-8", "replace"), response.headers
         except ApiException as error:
             if error.status in (0, None) and isinstance(error.__context__, HTTPError):
-                raise self._target.unreached(error.__context__) from None
+                raise self._target.unreached(error.__context__, answered=self._answered) from None
+            self._answered = True
             raise self._as_store_error(error) from None
         except (HTTPError, OSError) as error:
-            raise self._target.unreached(error) from None
+            raise self._target.unreached(error, answered=self._answered) from None
 
     def _as_store_error(self, error: ApiException) -> Exception:
         reason = _reason(error)

@@ -159,6 +159,7 @@ class VictoriaStore:
             ca_certs=self._address.ca_file,
         )
         self._target = self._address.target
+        self._answered = False
         self._server: Server | None = None
         self._lock = threading.Lock()
         self._nonce = "0"  # another one after each flush, and never empty
@@ -211,10 +212,11 @@ class VictoriaStore:
                 method, f"{self._address.base}{path}{query}", body=sent, headers=headers, redirect=False
             )
         except (HTTPError, OSError) as error:
-            failure = self._target.unreached(error)
+            failure = self._target.unreached(error, answered=self._answered)
             if isinstance(failure, StoreDown):
                 self._was_lost, self._looked_s = True, float("-inf")
             raise failure from None
+        self._answered = True
         text = answer.data.decode("utf-8", "replace")
         if 200 <= answer.status < 300:
             return text

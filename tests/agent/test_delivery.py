@@ -333,3 +333,21 @@ def test_a_second_delivery_of_the_same_changes_nothing(tmp_path: Path) -> None:
         answers.append({"rows": store.samples("host", start_ns=T0, end_ns=T0 + 99 * S), "columns": columns})
         store.close()
     assert answers[0] == answers[1]
+
+
+def test_an_outage_names_the_store_once_and_its_end_is_told_as_loudly(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, ledger = Clock(), Ledger()
+    url = "influxdb://127.0.0.1:1/fleet"
+    ledger.down = StoreDown(f"store {url}: no answer; is the server running?")
+    delivery = Delivery(spool, ledger.open, monotonic=clock, jitter=lambda: 1.0, target=url)
+    fill(spool, [0])
+    with caplog.at_level(logging.WARNING):
+        clock.now += 41 * delivery.carry()
+        ledger.down = None
+        delivery.carry()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"store {url}: no answer; is the server running? Next attempt in 1 s"),
+        ("WARNING", f"{url}: delivering again after 41 s"),
+    ]
