@@ -15,14 +15,14 @@ from datetime import UTC, datetime, timedelta
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from telemetry.store import Store, StoreError
+from telemetry.store.interface import RARE_DAYS
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 
 log = logging.getLogger(__name__)
 
 DAY_NS = 86_400 * 10**9
-RARE_DAYS = 90.0
 RARE = ("event", "alert", "verdict", "pair")
-"""Few and small, and what a person asks for weeks later; kept at least this long."""
+"""Kept at least RARE_DAYS."""
 
 FIRST_AFTER_S = 90.0
 EVERY_S = 3600.0

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from math import ceil
 
 from agent.collectors.interface import Finding
 from agent.settings import AgentSettings
 from telemetry.messages import say
-from telemetry.store import StoreDown, StoreError, Survey, open_existing, open_store, public_url
-from telemetry.store.interface import Store
+from telemetry.store import StoreError, Survey, open_existing, open_store, public_url, remedy_of
+from telemetry.store.interface import RARE_DAYS, Store
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
 from telemetry.store.victoriametrics import VictoriaStore
 
@@ -37,30 +38,34 @@ def _examined(settings: AgentSettings, *, make: bool) -> Sequence[Finding]:
             return [Finding("store", "error", _say("none", language, store=shown), _say("none_remedy", language))]
         with closing(opened) as store:
             if make:
-                store.prepare(settings.keep_days * 86_400)
+                store.prepare(max(settings.keep_days, RARE_DAYS) * 86_400)
             survey = store.survey()
             key = "ready" if make else "answers"
             found.append(Finding("store", "ok", _say(key, language, store=shown, server=survey.server)))
-            if make and not survey.write_problem:
-                found += _levels(store, settings)
+            if not (make and survey.write_problem):
+                found.append(_levels(store, survey, settings, make=make))
     except StoreError as error:
-        remedy = say(f"doctor.store.{'down' if isinstance(error, StoreDown) else 'unusable'}_remedy", language)
+        remedy = say(remedy_of(settings.store_url, error), language)
         return [*found, Finding("store", "error", error.told(language), remedy)]
     return found + _told(survey, settings)
 
 
-def _levels(store: Store, settings: AgentSettings) -> list[Finding]:
-    """Rollups stay as long as the configuration says."""
+def _levels(store: Store, survey: Survey, settings: AgentSettings, *, make: bool) -> Finding:
+    """How long rollups stay: made so by `init`, told by `check` as the server has it."""
+    language = settings.language
     if not store.rolls_up:
-        return [Finding("rollups", "absent", _say("no_levels", settings.language))]
+        return Finding("rollups", "absent", _say("no_levels", language))
     if isinstance(store, VictoriaStore):  # its one -retentionPeriod is for all
-        return [Finding("rollups", "ok", _say("fleet_levels", settings.language))]
-    now_ns = time.time_ns()
-    levels = ((MINUTE_NS, settings.keep_1min_days), (QUARTER_NS, settings.keep_15min_days))
-    for level_ns, days in levels:
-        store.prune({"*": now_ns - int(days * DAY_NS)}, level_ns)
-    minutes, quarters = (days for _, days in levels)
-    return [Finding("rollups", "ok", _say("levels", settings.language, minutes=minutes, quarters=quarters))]
+        return Finding("rollups", "ok", _say("fleet_levels", language))
+    days = settings.keep_1min_days, settings.keep_15min_days
+    if make:
+        for level_ns, kept in zip((MINUTE_NS, QUARTER_NS), days, strict=True):
+            store.prune({"*": time.time_ns() - int(kept * DAY_NS)}, level_ns)
+    elif not settings.store_url.startswith("sqlite:"):
+        if survey.rollup_days is None:
+            return Finding("rollups", "absent", _say("levels_unmade", language))
+        days = survey.rollup_days
+    return Finding("rollups", "ok", _say("levels", language, minutes=days[0], quarters=days[1]))
 
 
 def _told(survey: Survey, settings: AgentSettings) -> list[Finding]:
@@ -79,10 +84,12 @@ def _told(survey: Survey, settings: AgentSettings) -> list[Finding]:
         sizes = {"size": survey.size_bytes / 1e6, "free": (survey.free_bytes or 0) / 1e9}
         found.append(Finding("size", "ok", _say("size", language, **sizes)))
     found.append(Finding("retention", "ok", _retention(survey, settings)))
+    keep = ceil(max(settings.keep_days, RARE_DAYS))  # what is one for all has to keep events and verdicts too
+    days = (survey.retention_s or 0) / 86_400
     for name in survey.advice:
-        days = (survey.retention_s or 0) / 86_400
         text = _say(f"advice.{name}", language, days=days)
-        found.append(Finding("settings", "warning", text, _say(f"remedy.{name}", language, keep=settings.keep_days)))
+        remedy = _say(f"remedy.{name}", language, keep=keep, policy=survey.policy)
+        found.append(Finding("settings", "warning", text, remedy))
     return found
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from agent.collectors.interface import Finding
 from telemetry.messages import say
-from telemetry.store import StoreDown, StoreError, open_existing, public_url
+from telemetry.store import StoreDown, StoreError, open_existing, public_url, remedy_of
 from telemetry.store.sqlite_file import check_layout
 
 RECENT_NS = 3600 * 10**9
@@ -29,10 +29,10 @@ def findings(url: str, language: str) -> Sequence[Finding]:
         with closing(opened) as store:
             nodes = {tags.get("node", "") for tags in store.series("agent", since_ns=time.time_ns() - RECENT_NS)}
     except StoreDown as error:
-        remedy = say("doctor.store.down_remedy", language)
+        remedy = say(remedy_of(url, error), language)
         return [Finding("store", "error", say("doctor.store.down", language, reason=error.told(language)), remedy)]
     except StoreError as error:
-        remedy = say("doctor.store.unusable_remedy", language)
+        remedy = say(remedy_of(url, error), language)
         return [Finding("store", "error", say("doctor.store.unusable", language, reason=error.told(language)), remedy)]
     return [Finding("store", "ok", say("doctor.store.answers", language, store=shown, count=len(nodes)))]
 

@@ -65,6 +65,25 @@ def open_existing(url: str) -> Store | None:
     return None
 
 
+_NOT_THERE = ("store.failure.down", "store.failure.silent", "store.failure.hung_up")
+
+
+def remedy_of(url: str, error: StoreError) -> str:
+    """What helps, as a key of messages: to start the server, to correct what it refuses, or an address that can never work.
+
+    Only with the last one the agent doesn't start; the others it tries again. Nothing is asked of a server.
+    """
+    if isinstance(error, StoreDown):
+        return "doctor.store.down_remedy" if error.key in _NOT_THERE else "doctor.store.refused_remedy"
+    if url.startswith("sqlite:"):
+        return "doctor.store.unusable_remedy"
+    try:
+        open_store(url).close()
+    except StoreError:
+        return "doctor.store.unusable_remedy"
+    return "doctor.store.refused_remedy"
+
+
 def public_url(url: str) -> str:
     """`url` without user, password and options: fit for logs and pages. Raises for nothing, however odd."""
     scheme, found, rest = url.partition("://")
@@ -86,4 +105,5 @@ __all__ = [
     "open_existing",
     "open_store",
     "public_url",
+    "remedy_of",
 ]

@@ -17,10 +17,10 @@ from telemetry.store.admission import admit
 from telemetry.store.influxdb_bucket import keeps_s
 from telemetry.store.influxdb_http import InfluxServer, Refused
 from telemetry.store.influxdb_range import InfluxRanges
-from telemetry.store.influxdb_rollup import SETTLE_NS, InfluxRollups, marks
+from telemetry.store.influxdb_rollup import SETTLE_NS, InfluxRollups, days_of_levels, marks
 from telemetry.store.influxdb_samples import InfluxSamples, counted
 from telemetry.store.influxql import condition, identifier
-from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
+from telemetry.store.interface import RARE_DAYS, Column, Rejected, Spread, StoreError, Survey, Where
 
 BATCH_LINES = 5000
 _TYPE_CONFLICT = re.compile(
@@ -149,25 +149,27 @@ class InfluxStore:
             for tail in ("ASC", "DESC"):
                 found = self.server.query_over((0, lineprotocol.INT_MAX - 1), partial(_outermost, measurement, tail))
                 times += [row[0] for series in found for row in series["values"]]
-        retention_s = self._retention_s(generation)
+        policies = self.server.policies() if generation == 1 else []
+        main = next((policy for policy in policies if policy.is_default), None)
+        retention_s = self._bucket_s() if generation == 2 else main.keeps_s if main else None
         return Survey(
             f"InfluxDB {self.server.version()}",
             write_problem,
             oldest_ns=min(times, default=None),
             newest_ns=max(times, default=None),
             retention_s=retention_s,
+            rollup_days=days_of_levels(policies),
+            policy=f"{identifier(main.name)} ON {identifier(self.server.address.database)}" if main else "",
             advice=_advice(generation, retention_s),
         )
 
-    def _retention_s(self, generation: int) -> float | None:
-        """How long the bucket, or the default policy of a database, keeps samples; 0 for ever."""
-        if generation > 1:
-            try:
-                bucket = self.server.bucket() if generation == 2 else None
-            except StoreError:  # these credentials may only write and read
-                bucket = None
-            return None if bucket is None else keeps_s(bucket)
-        return self.server.policy_s()
+    def _bucket_s(self) -> float | None:
+        """How long the bucket keeps samples; 0 for ever."""
+        try:
+            bucket = self.server.bucket()
+        except StoreError:  # these credentials may only write and read
+            bucket = None
+        return None if bucket is None else keeps_s(bucket)
 
     # --- reading
 
@@ -219,9 +221,10 @@ def _outermost(measurement: str, order: str, span: tuple[int, int]) -> str:
 def _advice(generation: int, retention_s: float | None) -> tuple[str, ...]:
     if retention_s is None:
         return ("bucket_retention",) if generation > 1 else ()
-    if retention_s:
-        return ()
-    return ("bucket_endless",) if generation > 1 else ("policy_endless",)
+    kind = "bucket" if generation > 1 else "policy"
+    if retention_s == 0:
+        return (f"{kind}_endless",)
+    return (f"{kind}_short",) if retention_s < RARE_DAYS * 86_400 else ()
 
 
 def _without_field(

@@ -98,6 +98,15 @@ class TooMuchAtOnce(StoreError):
     """The server doesn't read so long a time in one query: InfluxDB 3 Core reads 432 files, of ten minutes each at best."""
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A retention policy of a 1.x database."""
+
+    name: str
+    keeps_s: float  # 0 for ever
+    is_default: bool
+
+
 class InfluxServer:
     """One database of a server. Nothing is asked before the first call. Thread-safe."""
 
@@ -285,13 +294,18 @@ class InfluxServer:
 
     def policy_s(self) -> float | None:
         """How long the default retention policy of a 1.x database keeps samples; 0 for ever."""
+        return next((policy.keeps_s for policy in self.policies() if policy.is_default), None)
+
+    def policies(self) -> list[Policy]:
+        """Of a 1.x database."""
+        found: list[Policy] = []
         for series in self.query(f"SHOW RETENTION POLICIES ON {identifier(self.address.database)}"):
             places = {name: place for place, name in enumerate(series["columns"])}
             for row in series["values"]:
-                if row[places["default"]]:
-                    parts = re.findall(r"(\d+)([hms])", str(row[places["duration"]]))
-                    return float(sum(int(n) * {"h": 3600, "m": 60, "s": 1}[unit] for n, unit in parts))
-        return None
+                parts = re.findall(r"(\d+)([hms])", str(row[places["duration"]]))
+                keeps_s = float(sum(int(n) * {"h": 3600, "m": 60, "s": 1}[unit] for n, unit in parts))
+                found.append(Policy(str(row[places["name"]]), keeps_s, bool(row[places["default"]])))
+        return found
 
     def query(self, query: str) -> list[dict[str, Any]]:
         """The series of one InfluxQL statement, times in ns."""

@@ -22,7 +22,7 @@ from telemetry import catalogue
 from telemetry.catalogue import Field, Kind
 from telemetry.sample import Sample, Value
 from telemetry.store.buckets import order
-from telemetry.store.influxdb_http import InfluxServer
+from telemetry.store.influxdb_http import InfluxServer, Policy
 from telemetry.store.influxql import identifier, literal, tags_of
 from telemetry.store.interface import StoreError
 from telemetry.store.rollup import (
@@ -59,6 +59,13 @@ _CLIP = 2**63 - 1
 Timed = tuple[int, Cell]
 Post = Callable[[Sequence[Sample], str], None]
 """Write samples into a retention policy; "" is the database's own."""
+
+
+def days_of_levels(policies: Iterable[Policy]) -> tuple[float, float] | None:
+    """How long the server keeps minutes and quarters, infinite for ever; None where a level has no policy yet."""
+    days = {policy.name: policy.keeps_s / 86_400 or float("inf") for policy in policies}
+    minutes, quarters = (days.get(name) for name, _ in POLICIES.values())
+    return None if minutes is None or quarters is None else (minutes, quarters)
 
 
 @dataclass(frozen=True, slots=True)

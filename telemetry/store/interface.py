@@ -14,6 +14,9 @@ from telemetry.sample import Sample
 LONGEST_PAUSE_S = 600.0
 """Whoever asks for more is asked again after so long: a mistaken header must not silence a host for a day."""
 
+RARE_DAYS = 90.0
+"""Events, alerts and verdicts are few and small, and what a person asks for weeks later: kept at least this long."""
+
 Where = Mapping[str, str | Sequence[str]]
 """Tag conditions, all of which must hold: a value, or any of several values."""
 
@@ -104,6 +107,10 @@ class Survey:
     oldest_ns: int | None = None
     newest_ns: int | None = None
     retention_s: float | None = None  # after which the server itself drops raw samples; 0 for never
+    rollup_days: tuple[float, float] | None = (
+        None  # how long the server keeps minutes and quarters, where it has such levels
+    )
+    policy: str = ""  # the retention policy that raw samples are in, as a statement of the server names it
     advice: tuple[str, ...] = ()  # names of what its operator should set: `pairscope.store.advice` has the words
 
 

@@ -38,7 +38,7 @@ from telemetry.sample import Sample
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named, order
 from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line, parted
-from telemetry.store.interface import Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
+from telemetry.store.interface import RARE_DAYS, Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, spreads
 from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known_measurement, spans
 from telemetry.store.victoriametrics_ranges import draw, gathered
@@ -428,7 +428,7 @@ class VictoriaStore:
             advice.append("dedup_long")
         if retention_ms is None:
             advice.append("retention_unknown")
-        elif retention_ms < 90 * DAY_MS:
+        elif retention_ms < RARE_DAYS * DAY_MS:
             advice.append("retention_short")
         return Survey(
             f"VictoriaMetrics {server.version}".rstrip(),
@@ -438,7 +438,7 @@ class VictoriaStore:
             newest[1],
             newest[0],
             None if retention_ms is None else retention_ms / 1000,
-            tuple(advice),
+            advice=tuple(advice),
         )
 
     def _end(self, query: str) -> int | None:

@@ -180,7 +180,7 @@ def test_the_bucket_of_2x_is_made_once_with_the_time_that_samples_are_kept(contr
     rules = [{"type": "expire", "everySeconds": 30 * 86_400}]
     assert server.made == [{"orgID": "0a1b", "name": "fleet", "retentionRules": rules}]
     survey = store.survey()
-    assert survey.retention_s == 30 * 86_400 and survey.advice == ()
+    assert survey.retention_s == 30 * 86_400 and survey.advice == ("bucket_short",)
     server.made[0]["retentionRules"] = []
     assert store.survey().advice == ("bucket_endless",)
     server.forbidden = True  # a token that may only read and write the bucket
