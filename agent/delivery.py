@@ -27,8 +27,8 @@ class Delivery:
 
     Nothing leaves the spool before the store has it for good. A store that fails is tried again after 1 s, 2 s ... 10 s, each with
     jitter, or as late as it asks for, and told of in at most one log line a minute. A sample that the store refuses for good is
-    counted in `rejected` and never holds up the others. While it catches up it rests as long as it works, so that the host's engines
-    keep their cores.
+    counted in `rejected` and never holds up the others. While it catches up it rests as long as it computes, so that the host's
+    engines keep their cores; what it waits for the server is rest enough.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Delivery:
         batch_samples: int = 2000,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
+        computed_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self.delivered = 0  # samples that the store took
         self.rejected = 0  # samples that it refused for good
@@ -51,6 +52,7 @@ class Delivery:
         self._batch_samples = batch_samples
         self._monotonic = monotonic
         self._jitter = jitter
+        self._computed_s = computed_s
         self._store: Store | None = None
         self._failures = 0  # in a row
         self._failing_since_s: float | None = None
@@ -95,7 +97,7 @@ class Delivery:
 
     def carry(self) -> float:
         """One round: live samples, then one batch of the backlog. The seconds to rest before the next; never raises."""
-        started_s = self._monotonic()
+        started_s = self._computed_s()
         try:
             live = self._carry_live()
             backlog = self._spool.backlog(self._batch_samples)
@@ -104,7 +106,7 @@ class Delivery:
             return self._failed(error)
         self._succeeded()
         if backlog:
-            return self._monotonic() - started_s
+            return self._computed_s() - started_s
         return 0.0 if live else 0.1
 
     def _carry_live(self) -> int:

@@ -173,6 +173,18 @@ def test_a_store_that_may_lose_what_it_took_goes_on_after_it_was_down_and_is_sen
     spool.close()
 
 
+def test_while_it_catches_up_it_rests_as_long_as_it_computed(tmp_path: Path) -> None:
+    before = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+    fill(before, range(40))
+    before.close()
+    spool = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
+    computed = iter([3.0, 3.25])
+    delivery = Delivery(spool, Ledger().open, batch_samples=10, computed_s=lambda: next(computed))
+    assert delivery.carry() == 0.25
+    assert delivery.delivered == 10
+    spool.close()
+
+
 def test_an_hour_of_outage_is_at_most_one_log_line_a_minute(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     ledger = Ledger()
