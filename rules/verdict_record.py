@@ -2,8 +2,9 @@
 
 Each text of evidence differs from the one before in some figure, and a distinct text is dear: a series of its own in one store, a few
 kilobytes of bulk in the others. So a verdict's sample carries `confidence` and `loss_pct` each time, and `summary` and `evidence` when
-the judgement has changed, when its figures have moved materially, or when the last text is a quarter of an hour old. Whoever reads a
-verdict takes the newest text of its series: `text_of`.
+the judgement has changed, when its figures have moved materially, or when the last text is old: two minutes while a cause stands, for
+then somebody reads it, and a quarter of an hour while nothing is wrong. Whoever reads a verdict takes the newest text of its series:
+`text_of`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from telemetry.store import Store
 
 NUMBERS_EVERY_S = 30.0
 TEXT_AT_LEAST_EVERY_S = 900.0
+TEXT_OF_A_CAUSE_EVERY_S = 120.0
 TEXT_AT_MOST_EVERY_S = 60.0
 """Between texts that tell the same causes; another cause is told at once."""
 MATERIAL_POINTS = 10.0
 """Confidence (0..100), loss and output, in percentage points: by so much a figure must have moved to be worth a text."""
+MATERIAL_LOSS_POINTS = 5.0
+"""The loss under a cause stands in the headline beside a number that is newer."""
 LATE_S = 60.0
 """The text of a verdict may be so much older than its quarter of an hour: a store was away for a while."""
 
@@ -79,7 +83,8 @@ def text_of(store: Store, verdict: Sample) -> Sample | None:
 
 def _is_news(before: _Told, diagnosis: Diagnosis) -> bool:
     age_s = (diagnosis.at_ns - before.text_ns) / SECOND
-    if age_s >= TEXT_AT_LEAST_EVERY_S or age_s < 0 or before.causes != _causes(diagnosis):
+    most_s = TEXT_OF_A_CAUSE_EVERY_S if diagnosis.verdicts else TEXT_AT_LEAST_EVERY_S
+    if age_s >= most_s or age_s < 0 or before.causes != _causes(diagnosis):
         return True
     if age_s < TEXT_AT_MOST_EVERY_S:
         return False
@@ -97,13 +102,17 @@ def _shape(diagnosis: Diagnosis) -> object:
 
 
 def _figures(diagnosis: Diagnosis) -> tuple[float | None, ...]:
-    """In percentage points."""
-    of_verdicts = ((100 * v.confidence, v.loss_pct) for v in diagnosis.verdicts)
-    return (diagnosis.output_pct, diagnosis.util_pct, *(figure for pair in of_verdicts for figure in pair))
+    """In material steps: a figure that moved by one is worth a text."""
+    plain = (diagnosis.output_pct, diagnosis.util_pct, *(100 * v.confidence for v in diagnosis.verdicts))
+    losses = tuple(v.loss_pct for v in diagnosis.verdicts)
+    return (
+        *(None if points is None else points / MATERIAL_POINTS for points in plain),
+        *(None if points is None else points / MATERIAL_LOSS_POINTS for points in losses),
+    )
 
 
 def _have_moved(before: tuple[float | None, ...], now: tuple[float | None, ...]) -> bool:
     return len(before) != len(now) or any(
-        (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) >= MATERIAL_POINTS)
+        (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) >= 1)
         for a, b in zip(before, now, strict=False)
     )
