@@ -8,8 +8,9 @@ from dash import html
 
 from dashboard.chart import pair_chart
 from dashboard.empty import empty
+from dashboard.figures import of_when
 from dashboard.fleet import Fleet, PairNow
-from dashboard.fleet_map import cells, fleet_map, has_map
+from dashboard.fleet_map import cpu_hosts, fleet_map, gpu_count, has_map, is_by_gpu
 from dashboard.fleet_table import columns, rows
 from dashboard.header import header
 from dashboard.selection import SECOND_NS
@@ -47,7 +48,7 @@ def fill(view: View, settings: DashboardSettings) -> tuple[Filling, dict[str, An
             ("chart", {"figure": figure, "style": {"height": f"{figure['layout']['height']}px"}}),
             ("chart-head", {"children": _chart_head(view, pair)}),
             ("chart-frame", {"aria-label": label}),
-            ("steps-title", {"children": say("dashboard.steps.title", language)}),
+            ("steps-title", {"children": _steps_title(view)}),
             ("steps", {"children": steps(view)}),
             ("next", {"children": do_next(view)}),
         ]
@@ -87,6 +88,24 @@ def _chart_head(view: View, pair: PairNow) -> list[Any]:
     ]
 
 
+def _steps_title(view: View) -> list[Any]:
+    when = of_when(view)
+    title = say("dashboard.steps.title", view.selection.language)
+    return [title, html.Span(when, className="figures-of") if when else None]
+
+
+def _map_title(fleet: Fleet, language: str) -> str:
+    """How many GPUs there are, and hosts without any; of a fleet without GPUs, how many engines."""
+    if not is_by_gpu(fleet):
+        return say("dashboard.fleet.title_engines", language, count=len(fleet.pairs))
+    hosts = len(cpu_hosts(fleet))
+    title = say("dashboard.fleet.title", language, count=gpu_count(fleet))
+    if not hosts:
+        return title
+    name = "host" if hosts == 1 else "hosts"
+    return f"{title} · {say(f'dashboard.fleet.{name}', language, count=hosts)}"
+
+
 def _fleet(view: View, fleet: Fleet | None, settings: DashboardSettings) -> Filling:
     language, selection = view.selection.language, view.selection
     if fleet is None or not fleet.pairs:
@@ -107,9 +126,7 @@ def _fleet(view: View, fleet: Fleet | None, settings: DashboardSettings) -> Fill
         ("fleet-view", _beside(fleet)),
     ]
     if has_map(fleet):
-        _, _, placed, by_gpu = cells(fleet)
         bad = sum(pair.cause not in ("", "none") for pair in fleet.pairs.values())
-        title = say(f"dashboard.fleet.{'title' if by_gpu else 'title_engines'}", language, count=len(placed))
         map_ = fleet_map(fleet, selection, chosen, settings.stale_s)
         simulated = any(pair.simulated for pair in fleet.pairs.values())
         filling += [
@@ -117,7 +134,7 @@ def _fleet(view: View, fleet: Fleet | None, settings: DashboardSettings) -> Fill
                 "fleet-title",
                 {
                     "children": [
-                        html.Span(title),
+                        html.Span(_map_title(fleet, language)),
                         html.Span(say("dashboard.fleet.legend", language), className="dim"),
                         html.Span(say("dashboard.simulated.badge", language), className="simulated")
                         if simulated
@@ -176,14 +193,15 @@ def _meta(view: View, settings: DashboardSettings) -> dict[str, Any]:
         "lang": language,
         "age_s": round(pair.age_s(view.now_ns), 1) if pair else None,
         "title": title,
+        "trouble": bool(view.problem),
         "refresh_s": settings.refresh_s,
         "stale_s": settings.stale_s,
         "offset_ms": view.selection.offset_s * 1000,
         "words": {
             name: say(f"dashboard.header.{name}", language, age="{age}")
-            if name in ("live", "paused", "no_answer")
+            if name != "copied"
             else say(f"dashboard.header.{name}", language)
-            for name in ("live", "paused", "no_answer", "copied")
+            for name in ("live", "paused", "no_answer", "no_store", "copied")
         }
         | {name: say(f"dashboard.unit.{name}", language, n="{n}") for name in ("s", "min", "h", "d")},
     }

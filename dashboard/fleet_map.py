@@ -22,38 +22,57 @@ def has_map(fleet: Fleet) -> bool:
     return len(fleet.nodes) >= FEWEST_NODES
 
 
-def cells(fleet: Fleet) -> tuple[list[str], list[str], dict[tuple[str, str], PairNow], bool]:
-    """Nodes by rack and name; rows; the pair at (node, row); and whether rows are GPUs (else engines, numbered)."""
+def is_by_gpu(fleet: Fleet) -> bool:
+    """Whether the map's rows are GPUs; else engines, numbered."""
+    return any(pair.gpus for pair in fleet.pairs.values())
+
+
+def gpu_count(fleet: Fleet) -> int:
+    return len({(pair.key.node, gpu) for pair in fleet.pairs.values() for gpu in pair.gpus})
+
+
+def cpu_hosts(fleet: Fleet) -> list[str]:
+    """Nodes of which no pair has a GPU."""
+    with_gpus = {pair.key.node for pair in fleet.pairs.values() if pair.gpus}
+    return [node for node in fleet.nodes if node not in with_gpus]
+
+
+def cells(fleet: Fleet, cpu: str) -> tuple[list[str], list[str], dict[tuple[str, str], PairNow]]:
+    """Nodes by rack and name; rows from below; the pair at (node, row).
+
+    Where rows are GPUs, pairs without one have rows of their own above them, named `cpu`.
+    """
     pairs = sorted(fleet.pairs.values(), key=lambda pair: (pair.cluster, pair.rack, pair.key.node, pair.key.engine))
     nodes = list(dict.fromkeys(pair.key.node for pair in pairs))
-    by_gpu = any(pair.gpus for pair in pairs)
+    by_gpu = is_by_gpu(fleet)
     placed: dict[tuple[str, str], PairNow] = {}
     count: dict[str, int] = {}
     for pair in pairs:
-        if by_gpu and pair.gpus:
-            for gpu in pair.gpus:
-                placed.setdefault((pair.key.node, gpu), pair)
-        else:
-            row = str(count.get(pair.key.node, 0))
-            count[pair.key.node] = count.get(pair.key.node, 0) + 1
+        for gpu in pair.gpus:
+            placed.setdefault((pair.key.node, gpu), pair)
+        if not pair.gpus:
+            before = count.get(pair.key.node, 0)
+            count[pair.key.node] = before + 1
+            row = str(before) if not by_gpu else cpu if not before else f"{cpu} {before + 1}"
             placed.setdefault((pair.key.node, row), pair)
     rows = sorted(
         {row for _, row in placed}, key=lambda row: (not row.isdigit(), int(row) if row.isdigit() else 0, row)
     )
-    return nodes, rows, placed, by_gpu
+    return nodes, rows, placed
 
 
 def fleet_map(fleet: Fleet, selection: Selection, chosen: PairKey | None, stale_s: float) -> dict[str, Any]:
-    """The figure. A cell without a report, or without an expected value, is the grey of the background."""
+    """The figure. A cell without a report, or without an expected value, is grey; where there is no GPU, there is no cell."""
     colours, language = palette(selection.theme), selection.language
-    nodes, rows, placed, by_gpu = cells(fleet)
+    nodes, rows, placed = cells(fleet, say("dashboard.fleet.cpu", language))
+    by_gpu = is_by_gpu(fleet)
     levels: list[list[float | None]] = []
     texts: list[list[str]] = []
     names: list[list[list[str]]] = []
     for row in rows:
         pairs = [placed.get((node, row)) for node in nodes]
         levels.append([_level(pair, fleet, stale_s) for pair in pairs])
-        texts.append([_words(pair, row if by_gpu else "", fleet, stale_s, language) for pair in pairs])
+        texts.append([_words(pair, row, fleet, stale_s, language) for pair in pairs])
         names.append([[pair.key.node, pair.key.engine] if pair else ["", ""] for pair in pairs])
     every = max(1, -(-len(nodes) // LABELS))
     return {
@@ -88,7 +107,8 @@ def fleet_map(fleet: Fleet, selection: Selection, chosen: PairKey | None, stale_
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": FONT, "size": 11, "color": colours.ink},
-            "shapes": _unknown_cells(levels, colours.unknown) + _frame(chosen, nodes, rows, placed, colours.ink),
+            "shapes": _unknown_cells(nodes, rows, placed, levels, colours.unknown)
+            + _frame(chosen, nodes, rows, placed, colours.ink),
             "uirevision": "fleet",
             "dragmode": False,
             "hoverlabel": {"bgcolor": colours.paper, "font": {"family": FONT, "color": colours.ink}, "align": "left"},
@@ -133,7 +153,7 @@ def _short(node: str) -> str:
 def _words(pair: PairNow | None, gpu: str, fleet: Fleet, stale_s: float, language: str) -> str:
     if pair is None:
         return ""
-    place = escape(str(pair.key)) + (f" · GPU {escape(gpu)}" if gpu else "")
+    place = escape(str(pair.key)) + (f" · GPU {escape(gpu)}" if gpu in pair.gpus else "")
     if pair.simulated:
         place += f" · {say('dashboard.simulated.badge', language)}"
     if pair.age_s(fleet.at_ns) > stale_s:
@@ -145,16 +165,23 @@ def _words(pair: PairNow | None, gpu: str, fleet: Fleet, stale_s: float, languag
     return f"{place}<br>{output}{cause}"
 
 
-def _unknown_cells(levels: list[list[float | None]], colour: str) -> list[dict[str, Any]]:
+def _unknown_cells(
+    nodes: list[str],
+    rows: list[str],
+    placed: dict[tuple[str, str], PairNow],
+    levels: list[list[float | None]],
+    colour: str,
+) -> list[dict[str, Any]]:
     """One grey rectangle below each run of cells without a value: a heatmap draws nothing there."""
     shapes: list[dict[str, Any]] = []
-    for row, line in enumerate(levels):
+    for y, (row, line) in enumerate(zip(rows, levels, strict=True)):
+        unknown = [level is None and (node, row) in placed for node, level in zip(nodes, line, strict=True)]
         start = None
-        for place, level in enumerate([*line, 0.0]):
-            if level is None and start is None:
-                start = place
-            elif level is not None and start is not None:
-                shapes.append(_rectangle(start - 0.5, place - 0.5, row, colour))
+        for x, grey in enumerate([*unknown, False]):
+            if grey and start is None:
+                start = x
+            elif not grey and start is not None:
+                shapes.append(_rectangle(start - 0.5, x - 0.5, y, colour))
                 start = None
     return shapes
 

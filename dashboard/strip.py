@@ -9,13 +9,13 @@ from typing import Any
 
 from dash import html
 
+from dashboard.figures import Figures, figures, of_when
 from dashboard.fleet import PairNow
 from dashboard.marks import say_cause
 from dashboard.selection import SECOND_NS
 from dashboard.units import duration, moment_near, number
 from dashboard.view import View
 from rules.verdict import Diagnosis, Fix, Line
-from rules.verdict_record import TEXT_AT_MOST_EVERY_S
 from telemetry.messages import say
 from telemetry.sample import Sample
 
@@ -60,14 +60,13 @@ RETURNED = Endings("dashboard.strip.returned_signal", "dashboard.strip.returned_
 class Strip:
     """`tone`: problem, warning, good or unknown. `badge` is one word or two, `text` the sentence, `note` what stands dim behind it.
 
-    `judged` says that the sentence is triage's: then the numbers beside it are those that it speaks of, not the newest.
+    `judged` says that the sentence is triage's: then the numbers beside it are the verdict's own.
     """
 
     tone: str
     badge: str
     text: str
     note: str = ""
-    confidence: float | None = None
     since_ns: int | None = None
     judged: bool = False
 
@@ -131,7 +130,7 @@ def _judged(view: View, diagnosis: Diagnosis, newest: Sample | None) -> Strip:
         causes = ", ".join(dict.fromkeys(say_cause(str(other.cause), language) for other in others))
         note = say("dashboard.strip.also", language, causes=causes) if causes else ""
         cause = say_cause(str(top.cause), language)
-        return Strip("problem", cause, said(top.summary, language), note, top.confidence, top.since_ns, judged=True)
+        return Strip("problem", cause, said(top.summary, language), note, top.since_ns, judged=True)
     tone, badge = HEADLINES.get(diagnosis.headline.key, ("good", "healthy"))
     returned = returned_words(view)
     if view.pair is not None and view.pair.up and diagnosis.headline.key in AWAY:
@@ -200,18 +199,18 @@ def strip(view: View, stale_s: float) -> Any:
     if words is None or pair is None:
         return []
     language, offset_s = view.selection.language, view.selection.offset_s
-    said_at = _judged_at(view, view.diagnosis) if words.judged and _is_old(view) else ""
-    who = " · ".join(part for part in (pair.key.node, pair.key.engine, _since(words, view, offset_s), said_at) if part)
-    right = [_pair_numbers(view, pair, view.diagnosis if words.judged else None)]
-    if words.confidence is not None:
-        text = say("dashboard.strip.confidence", language, confidence=words.confidence)
-        right.append(html.Span(text, className="strip-confidence"))
+    diagnosis = view.diagnosis if words.judged else None
+    numbers = Figures(pair.output_pct, pair.util_pct) if diagnosis is None else figures(view, diagnosis)
+    when = "" if diagnosis is None else of_when(view)
+    who = " · ".join(part for part in (pair.key.node, pair.key.engine, _since(words, view, offset_s)) if part)
+    right = [_pair_numbers(pair, numbers, language), _loss(numbers, language)]
     return html.Div(
         [
             html.Span(words.badge, className="strip-badge"),
             html.Div(
                 [
                     html.Span(words.text, className="strip-text"),
+                    html.Span(when, className="figures-of") if when else None,
                     html.Span(who, className="strip-who"),
                     html.Span(words.note, className="strip-note") if words.note else None,
                 ],
@@ -235,31 +234,28 @@ def _since(words: Strip, view: View, offset_s: int) -> str:
     )
 
 
-def _pair_numbers(view: View, pair: PairNow, judged: Diagnosis | None) -> Any:
-    """The pair itself, in two numbers: as judged, so that they agree with the sentence; else the newest."""
-    language = view.selection.language
+def _pair_numbers(pair: PairNow, numbers: Figures, language: str) -> Any:
+    """The pair itself, in two numbers."""
     effort = say(f"dashboard.strip.stayed_{'gpu' if pair.effort == 'gpu' else 'cpu'}", language)
-    output_pct, util_pct = (judged or pair).output_pct, (judged or pair).util_pct
-    if pair.up == 0:
-        output_pct = None  # the last one is of a moment when it still ran
-    sides = (("tokens", say("dashboard.strip.fell", language), output_pct), ("util", effort, util_pct))
+    # of an engine that is down, the last output is of a moment when it still ran
+    output_pct = None if pair.up == 0 else numbers.output_pct
+    sides = (("tokens", say("dashboard.strip.fell", language), output_pct), ("util", effort, numbers.util_pct))
     return html.Div(
         [
-            html.Span([html.B(number(value, "%")), html.Small(label)], className=f"yield yield-{role}")
-            for role, label, value in sides
+            html.Span([html.B(number(shown, "%")), html.Small(label)], className=f"yield yield-{role}")
+            for role, label, shown in sides
         ],
         className="yields",
-        title=_judged_at(view, judged),
     )
 
 
-def _is_old(view: View) -> bool:
-    """Whether the sentence was written so long ago that its moment must be told."""
-    return view.diagnosis is not None and view.now_ns - view.diagnosis.at_ns > TEXT_AT_MOST_EVERY_S * SECOND_NS
-
-
-def _judged_at(view: View, judged: Diagnosis | None) -> str:
-    if judged is None:
-        return ""
-    when = moment_near(judged.at_ns, view.now_ns, view.selection.offset_s)
-    return say("dashboard.strip.judged_at", view.selection.language, when=when)
+def _loss(numbers: Figures, language: str) -> Any:
+    """What is lost by the named cause, and how sure it is; nothing without one."""
+    lines: list[str] = []
+    if numbers.loss_pct:
+        lines.append(say("dashboard.strip.loss", language, loss=number(numbers.loss_pct, "%")))
+    if numbers.lost_tokens_per_s:
+        lines.append(say("dashboard.strip.lost", language, tokens=number(numbers.lost_tokens_per_s)))
+    if numbers.confidence is not None:
+        lines.append(say("dashboard.strip.confidence", language, confidence=numbers.confidence))
+    return html.Span([html.Span(line) for line in lines], className="strip-confidence") if lines else None

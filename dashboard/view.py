@@ -86,8 +86,8 @@ class Viewer:
         self._now_ns = now_ns
         self._reader = HistoryReader(store, clock)
         ttl_s = 0.8 * settings.refresh_s  # a viewer that looks each refresh_s finds something new each time
-        self._fleets: Fresh[None, tuple[Fleet | None, str]] = Fresh(ttl_s, 1, clock)
-        self._histories: Fresh[Hashable, tuple[History | None, str]] = Fresh(ttl_s, 32, clock)
+        self._fleets: Fresh[None, tuple[Fleet | None, StoreError | None]] = Fresh(ttl_s, 1, clock)
+        self._histories: Fresh[Hashable, tuple[History | None, StoreError | None]] = Fresh(ttl_s, 32, clock)
         self._heard = Heard(store)
         self._texts: dict[PairKey, tuple[int, Sample | None]] = {}  # time of the verdict that it is the text of
         self._last_fleet: Fleet | None = None
@@ -98,10 +98,10 @@ class Viewer:
         now_ns = self._now_ns()
         window = selection.window(now_ns)
         if fleet is None:
-            return View(now_ns, selection, window, problem=problem)
+            return View(now_ns, selection, window, problem=_told(problem, selection))
         pair = named_pair(fleet, selection.pair) if selection.pair else first_pair(fleet)
         if pair is None:
-            return View(now_ns, selection, window, fleet, problem=problem)
+            return View(now_ns, selection, window, fleet, problem=_told(problem, selection))
         chosen = pair
         span = (selection.start_ms, selection.end_ms) if selection.zoomed else selection.range
         history, trouble = self._histories.get(
@@ -118,45 +118,46 @@ class Viewer:
             history,
             diagnosis,
             unreadable,
-            problem or trouble or unwell,
+            _told(problem or trouble or unwell, selection),
         )
 
     def trouble(self) -> str:
         """Why the store can't be read now; empty while it can."""
-        return self._fleets.get(None, self._read_fleet)[1]
+        problem = self._fleets.get(None, self._read_fleet)[1]
+        return str(problem) if problem is not None else ""
 
-    def _read_fleet(self) -> tuple[Fleet | None, str]:
+    def _read_fleet(self) -> tuple[Fleet | None, StoreError | None]:
         settings = self._settings
         try:
             self._last_fleet = read_fleet(
                 self._store, self._now_ns(), forget_s=settings.forget_s, stale_s=settings.stale_s, heard=self._heard
             )
         except StoreError as error:
-            return self._last_fleet, str(error)
-        return self._last_fleet, ""
+            return self._last_fleet, error
+        return self._last_fleet, None
 
-    def _read_history(self, pair: PairNow, window: Window) -> tuple[History | None, str]:
+    def _read_history(self, pair: PairNow, window: Window) -> tuple[History | None, StoreError | None]:
         try:
-            return self._reader.read(pair, window), ""
+            return self._reader.read(pair, window), None
         except StoreError as error:
-            return self._reader.kept(pair, window), str(error)
+            return self._reader.kept(pair, window), error
 
-    def _text(self, pair: PairNow) -> tuple[Sample | None, str]:
+    def _text(self, pair: PairNow) -> tuple[Sample | None, StoreError | None]:
         """The newest verdict with words in it, asked for when there is a new verdict; while the store is away, the last known."""
         if pair.judged is None:
-            return None, ""
+            return None, None
         at_ns, told = self._texts.get(pair.key, (0, None))
         if at_ns == pair.judged.time_ns:
-            return told, ""
+            return told, None
         try:
             told = text_of(self._store, pair.judged)
         except StoreError as error:
-            return told, str(error)
+            return told, error
         self._texts.pop(pair.key, None)
         self._texts[pair.key] = pair.judged.time_ns, told
         while len(self._texts) > KEPT_TEXTS:
             self._texts.pop(next(iter(self._texts)), None)
-        return told, ""
+        return told, None
 
 
 def first_pair(fleet: Fleet) -> PairNow | None:
@@ -177,6 +178,10 @@ def named_pair(fleet: Fleet, key: PairKey) -> PairNow | None:
     if pair is not None or key.engine:
         return pair
     return next((pair for pair in fleet.worst_first() if pair.key.node == key.node), None)
+
+
+def _told(problem: StoreError | None, selection: Selection) -> str:
+    return problem.told(selection.language) if problem is not None else ""
 
 
 def _diagnosis(told: Sample | None) -> tuple[Diagnosis | None, bool]:

@@ -118,7 +118,7 @@
     if (!meta) return;
     const since = (performance.now() - heardAt) / 1000;
     const age = meta.age_s === null ? "—" : inWords(meta.age_s + since);
-    const mode = failing ? "no_answer" : paused() ? "paused" : "live";
+    const mode = failing ? "no_answer" : paused() ? "paused" : meta.trouble ? "no_store" : "live";
     const text = words(mode, { age });
     const look = mode === "live" && meta.age_s !== null && meta.age_s + since > meta.stale_s ? "stale" : mode;
     if (`${look} ${text}` === told) return;

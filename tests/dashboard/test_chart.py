@@ -201,6 +201,22 @@ def test_labels_that_would_overlap_are_not_written_twice() -> None:
     assert len(marks[0]["x"]) == len(layout["shapes"]) == 5
 
 
+def test_labels_of_causes_near_in_time_stand_in_rows_and_each_mark_at_its_own_time() -> None:
+    layout: dict[str, Any] = {"shapes": [], "annotations": [], "yaxis": {"range": [0, 110]}}
+    window = Window(NOW - 900 * SECOND_NS, NOW, 2 * SECOND_NS)
+    starts = [NOW - before * SECOND_NS for before in (500, 440, 380, 30)]
+    causes = ("thermal", "power", "kv_full", "thermal")
+    incidents = [Incident(cause, start, start + 1) for cause, start in zip(causes, starts, strict=True)]
+    history = type("H", (), {"window": window, "events": (), "incidents": incidents})()
+    event_marks(history, Selection(), layout, LIGHT)
+    arrows = {note["x"] for note in layout["annotations"] if note["text"] == "▼"}
+    assert arrows == {start / 1e6 for start in starts}
+    labels = {note["x"] * 1e6: note for note in layout["annotations"] if note["text"] != "▼"}
+    assert set(labels) == set(starts[1:])  # the oldest of three has no room
+    assert labels[starts[1]]["yshift"] > labels[starts[2]]["yshift"] > 0
+    assert [labels[start]["xanchor"] for start in starts[1:]] == ["left", "left", "right"]
+
+
 @pytest.mark.parametrize("simulated", [True, False])
 def test_simulated_data_is_badged_on_the_chart_and_real_data_is_not(store: Store, simulated: bool) -> None:
     assert ("SIMULATED" in json.dumps(draw(store, gpu_scene(simulated=simulated)))) is simulated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from dashboard.fleet import Fleet, PairNow, read_fleet
-from dashboard.fleet_map import fleet_map, has_map
+from dashboard.fleet_map import cpu_hosts, fleet_map, gpu_count, has_map
 from dashboard.fleet_table import columns, rows
 from dashboard.selection import SECOND_NS, PairKey, Selection
 from dashboard.view import first_pair, named_pair
@@ -142,6 +142,21 @@ def test_the_map_shows_gpus_by_node_and_leaves_silent_ones_grey(store: Store) ->
     late = fleet_map(read_fleet(store, NOW + 60 * SECOND_NS, forget_s=3600, stale_s=15), Selection(), None, 15)
     assert all(cell is None for line in late["data"][0]["z"] for cell in line)
     assert len([shape for shape in late["layout"]["shapes"] if shape["fillcolor"] != "rgba(0,0,0,0)"]) == 4
+
+
+def test_a_host_without_a_gpu_is_counted_as_a_host_and_has_no_gpu_cells(store: Store) -> None:
+    start = NOW - 6 * SECOND_NS
+    samples = [*two_nodes(), *scene.cpu_pair("n3", "e", start, NOW), *scene.cpu_pair("n3", "f", start, NOW)]
+    fleet = fleet_of(store, samples)
+    assert (gpu_count(fleet), cpu_hosts(fleet)) == (8, ["n3"])
+    figure = fleet_map(fleet, Selection(), None, 15)
+    layout, cells = figure["layout"], figure["data"][0]["z"]
+    assert layout["yaxis"]["ticktext"] == ["0", "1", "2", "3", "CPU", "CPU 2"]
+    assert [[level is not None for level in line] for line in cells] == [[False, True, True]] * 4 + [
+        [True, False, False]
+    ] * 2
+    assert layout["shapes"] == []
+    assert "GPU" not in figure["data"][0]["text"][4][0]
 
 
 def test_the_map_is_centred_on_what_is_expected() -> None:

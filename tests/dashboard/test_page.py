@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,12 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
+from dashboard.app import create_app, listen
+from dashboard.app import serve as serve_until
 from dashboard.selection import SECOND_NS
+from dashboard.settings import DashboardSettings
 from telemetry.sample import Sample
+from telemetry.store import StoreDown
 
 scene = sys.modules["scene"]
 pytestmark = pytest.mark.server
@@ -228,3 +233,24 @@ def test_an_empty_installation_teaches_what_to_do(serve: Callable[..., Any], bro
     assert "pairscope agent" in browser.text("#empty")
     assert browser.value("document.getElementById('pair-view').offsetParent") is None
     assert browser.complaints() == []
+
+
+def test_a_store_that_is_away_at_the_first_look_is_no_green_light(browser: Any) -> None:
+    class Down:
+        url = ""
+
+        def __getattr__(self, name: str) -> Any:
+            raise StoreDown("store influxdb://x: does not answer; start it")
+
+    settings = DashboardSettings(port=0)
+    stopping = threading.Event()
+    server, sockets = listen(create_app(Down(), settings), settings)  # type: ignore[arg-type]
+    serving = threading.Thread(target=serve_until, args=(server, sockets, stopping))
+    serving.start()
+    try:
+        browser.open(f"http://127.0.0.1:{server.effective_port}/?lang=en")
+        browser.wait("document.getElementById('live').className.includes('live-no_store')")
+        assert "No store" in browser.text("#live")
+    finally:
+        stopping.set()
+        serving.join()

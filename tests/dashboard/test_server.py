@@ -24,6 +24,7 @@ from dashboard.settings import DashboardSettings
 from dashboard.view import Viewer
 from rules.verdict_record import without_text
 from telemetry import messages
+from telemetry.messages import say
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown
 
@@ -208,6 +209,23 @@ def test_a_store_that_was_never_there_is_said_in_words(store: Store) -> None:
     assert "does not answer; start it" in json.dumps(shown["empty"])
 
 
+def test_a_store_that_is_away_is_told_in_each_viewers_language_and_the_browser_knows_of_it(store: Store) -> None:
+    class Down:
+        url = ""
+
+        def __getattr__(self, name: str) -> Any:
+            raise StoreDown.of("store.failure.down", store="influxdb://x", base="http://x", reason="y")
+
+    browser = client(Down())
+    english, chinese = (look(browser, f"lang={language}") for language in ("en", "zh"))
+    for found, language in ((english, "en"), (chinese, "zh")):
+        sentence = say("store.failure.down", language, store="influxdb://x", base="http://x", reason="y")
+        assert sentence in json.dumps(parts(found)["empty"], ensure_ascii=False)
+        assert found["meta"]["trouble"] is True
+    recent(store)
+    assert look(client(store))["meta"]["trouble"] is False
+
+
 def test_a_verdict_that_cannot_be_read_breaks_nothing(store: Store) -> None:
     import time
 
@@ -338,9 +356,10 @@ def test_a_verdict_that_stands_keeps_the_words_of_its_last_text_and_says_when_th
     store.write([next(scene.verdicts(subject, written, now, hot))])
     at = [now - seconds * SECOND_NS for seconds in (40, 10)]
     store.write([without_text(next(scene.verdicts(subject, time_ns, now, hot))) for time_ns in at])
-    strip = json.dumps(parts(look(client(store)))["strip"])
+    shown = parts(look(client(store)))
+    strip = json.dumps(shown["strip"])
     assert "Thermal throttling" in strip and "Verdict outdated" not in strip
-    assert "as judged at" in strip
+    assert "figures of" in strip and "figures of" in json.dumps(shown["steps-title"])
 
 
 def test_the_words_of_a_verdict_stay_while_the_store_is_away(store: Store) -> None:

@@ -149,6 +149,42 @@ def test_the_numbers_beside_a_verdict_are_those_that_it_speaks_of() -> None:
     assert "84 %" in words(strip(look(newer), 15))
 
 
+def numbers_later(seconds: float, **fields: float) -> View:
+    """A verdict whose words are of so long ago and whose numbers are of now."""
+    words_of = scene.diagnosis(SUBJECT, NOW - round(seconds * SECOND_NS), HOT)
+    judged = Sample("verdict", {**SUBJECT, "scope": "engine", "cause": "thermal"}, fields, NOW - SECOND_NS)
+    pair = replace(PAIR, judged=judged, output_pct=57.0, util_pct=96.0)
+    return look(pair, diagnosis=words_of)
+
+
+def test_numbers_are_the_newest_verdicts_and_words_that_are_older_tell_their_moment() -> None:
+    view = numbers_later(115, confidence=0.83, loss_pct=40.0, loss_tokens_per_s=722.0)
+    text = words(strip(view, 15))
+    for part in ("60 %", "96 %", "loss 40 %", "−722 tokens/s", "confidence 0.83", "figures of 2025-12-31 23:58:05"):
+        assert part in text, part
+    assert "69 %" not in text and "0.92" not in text
+    assert "Output fell 31 %" in text
+
+
+def test_words_of_the_last_minute_tell_their_moment_only_where_their_loss_is_another() -> None:
+    assert "figures of" not in words(strip(numbers_later(40, confidence=0.9, loss_pct=34.0), 15))
+    assert "figures of" in words(strip(numbers_later(40, confidence=0.9, loss_pct=37.0), 15))
+    assert "figures of" in words(strip(numbers_later(61, confidence=0.9, loss_pct=31.0), 15))
+
+
+def test_a_newest_verdict_without_a_loss_shows_none_of_an_older_one() -> None:
+    text = words(strip(numbers_later(40, confidence=0.9), 15))
+    assert "loss" not in text and "tokens/s" not in text
+
+
+def test_good_words_of_long_ago_stand_beside_the_newest_reading() -> None:
+    judged = Sample("verdict", {**SUBJECT, "cause": "none"}, {"confidence": 0.0}, NOW - SECOND_NS)
+    pair = replace(PAIR, judged=judged, output_pct=94.0, util_pct=91.0)
+    text = words(strip(look(pair, diagnosis=scene.diagnosis(SUBJECT, NOW - 500 * SECOND_NS)), 15))
+    for part in ("94 %", "91 %", "Output is 99 % of expected", "figures of 2025-12-31 23:51:40"):
+        assert part in text, part
+
+
 def test_an_engine_that_loads_is_starting_and_no_problem() -> None:
     found = strip_of(look(replace(PAIR, up=0, starting=True)), 15)
     assert found is not None and (found.tone, found.text) == ("unknown", "Engine chat is starting")
