@@ -13,7 +13,8 @@ from urllib.parse import quote
 from agent.collectors.interface import Finding
 from telemetry.messages import say
 from telemetry.store import StoreDown, StoreError, open_existing, public_url, remedy_of
-from telemetry.store.sqlite_file import check_layout
+from telemetry.store.sqlite import path_of
+from telemetry.store.sqlite_file import check_layout, check_parts
 
 RECENT_NS = 3600 * 10**9
 
@@ -21,7 +22,7 @@ RECENT_NS = 3600 * 10**9
 def findings(url: str, language: str) -> Sequence[Finding]:
     shown = public_url(url)
     if url.startswith("sqlite://"):
-        return [_embedded(Path(url.removeprefix("sqlite://")), shown, language)]
+        return [_embedded(url, shown, language)]
     try:
         opened = open_existing(url)
         if opened is None:
@@ -37,10 +38,13 @@ def findings(url: str, language: str) -> Sequence[Finding]:
     return [Finding("store", "ok", say("doctor.store.answers", language, store=shown, count=len(nodes)))]
 
 
-def _embedded(path: Path, shown: str, language: str) -> Finding:
-    if not path.exists():
-        return Finding("store", "ok", say("doctor.store.to_be_made", language, store=shown))
+def _embedded(url: str, shown: str, language: str) -> Finding:
+    path = Path(url.removeprefix("sqlite://"))
     try:
+        path = path_of(url)
+        check_parts(path)
+        if not path.exists():
+            return Finding("store", "ok", say("doctor.store.to_be_made", language, store=shown))
         _read(path)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, os.strerror(13))

@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -148,6 +148,37 @@ def parted(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:
         raise StoreError.of("store.failure.no_url", kind=url.partition(":")[0]) from None
+
+
+def port_of(parts: SplitResult, usual: int) -> int:
+    """StoreError for a port that is none."""
+    try:
+        return parts.port or usual
+    except ValueError:
+        raise StoreError(f"store {parts.hostname}: the port is not a number") from None
+
+
+def check_options(parts: SplitResult, options: Collection[str], known: Collection[str]) -> None:
+    """StoreError for an option that isn't known, and for a URL whose password seems to hold what ends a part of a URL.
+
+    Nothing of a URL is shown that has a user, or may have had one before it was cut at the wrong place. Asked before all else.
+    """
+    unknown = sorted(set(options) - set(known))
+    rest = (parts.path, parts.fragment, *unknown)
+    has_user = "@" in parts.netloc
+    is_cut = any("@" in text for text in rest) or ("@" in parts.query and not has_user and not _has_port(parts))
+    if is_cut or (unknown and has_user):
+        raise StoreError.of("store.failure.odd_password", kind=parts.scheme, known=", ".join(known))
+    if unknown:
+        shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        raise StoreError(f"store {shown}: unknown option {', '.join(unknown)}; known are {', '.join(known)}")
+
+
+def _has_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port >= 0
+    except ValueError:
+        return False
 
 
 def one_line(text: str) -> str:

@@ -16,11 +16,12 @@ from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
 
 from telemetry.store import influxdb_bucket
-from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line, parted
+from telemetry.store.failure import VICTORIA_PROBE, Target, check_options, is_victoria, one_line, parted, port_of
 from telemetry.store.influxql import identifier, results
 from telemetry.store.interface import StoreError
 
 DEFAULT_PORT = 8086
+OPTIONS = ("org", "token", "token_file", "ca_file", "verify")
 TIMEOUT_MS = (3_000, 20_000)  # to connect, to answer
 _LONG_QUERY = 4000
 _LONG_LINE = re.compile(r"'(.{60}).+'(?=: )", re.DOTALL)
@@ -49,22 +50,15 @@ class Address:
 def parse(url: str) -> Address:
     """StoreError names what is missing. Options: org, token, token_file, ca_file, verify=0; influxdbs:// means TLS."""
     parts = parted(url)
-    options = dict(parse_qsl(parts.query))
-    try:
-        port = parts.port or DEFAULT_PORT
-    except ValueError:
-        raise StoreError(f"store {parts.hostname}: the port is not a number") from None
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    check_options(parts, options, OPTIONS)
+    port = port_of(parts, DEFAULT_PORT)
     prefix, _, database = parts.path.rpartition("/")
     database = unquote(database)
     host = parts.hostname or ""
     shown = f"{parts.scheme}://{host}:{port}{prefix}/{database}"
     if not host or not database:
         raise StoreError(f"store {shown}: needs influxdb://host:{port}/database")
-    unknown = set(options) - {"org", "token", "token_file", "ca_file", "verify"}
-    if unknown:
-        raise StoreError(
-            f"store {shown}: unknown option {', '.join(sorted(unknown))}; known are org, token, token_file, ca_file, verify"
-        )
     scheme = "https" if parts.scheme == "influxdbs" else "http"
     name = f"[{host}]" if ":" in host else host
     base = f"{scheme}://{name}:{port}{prefix}"

@@ -52,15 +52,15 @@ def literal(text: str) -> str:
 def conditions(where: Where | None) -> Iterable[str]:
     """One for each tag, for a `where` that is not `impossible`."""
     for name, wanted in (where or {}).items():
-        yield "(" + " OR ".join(f"{identifier(name)} = {literal(value)}" for value in _storable(wanted)) + ")"
+        yield "(" + " OR ".join(f"{identifier(name)} = {literal(value)}" for value in storable(wanted)) + ")"
 
 
 def impossible(where: Where | None) -> bool:
     """Whether nothing can meet it: a tag that is to have one of no values, or of values that no tag ever has."""
-    return any(not _storable(wanted) for wanted in (where or {}).values())
+    return any(not storable(wanted) for wanted in (where or {}).values())
 
 
-def _storable(wanted: str | Iterable[str]) -> list[str]:
+def storable(wanted: str | Iterable[str]) -> list[str]:
     """Without what no store takes as a tag; the server can't even read a statement with a line break in a text."""
     return [value for value in ([wanted] if isinstance(wanted, str) else wanted) if _may_be_tag(value)]
 

@@ -51,6 +51,12 @@ def path_of(url: str) -> Path:
         raise StoreError.of("store.file.no_name", store=url)
     if path.startswith("//"):  # sqlite:////folder/store.db, as other programs write it
         path = "/" + path.lstrip("/")
+    if "?" in path:
+        raise StoreError.of("store.file.options", store=url.partition("?")[0])
+    if path.lstrip("/").startswith("~"):
+        raise StoreError.of("store.file.home", store=url, home=Path.home())
+    if path.startswith("localhost/"):
+        raise StoreError.of("store.file.host", store=url, path=path.removeprefix("localhost"))
     if "\0" in path or not _is_text(path):
         raise StoreError.of("store.file.no_name", store=url)
     return Path(path)
@@ -104,7 +110,8 @@ class SqliteStore:
 
     def _write(self, samples: Sequence[Sample]) -> None:
         with self._file.writing() as connection:
-            if self._generation != self._file.generation:
+            is_anew = self._generation != self._file.generation
+            if is_anew:
                 self._columns, self._ids = {}, {}
                 self._generation = self._file.generation
             touched: set[tuple[int, int]] = set()
@@ -114,6 +121,8 @@ class SqliteStore:
                 if measurement not in SINGLE:
                     touched.update((row[0], row[1] // MINUTE_NS * MINUTE_NS) for row in rows)  # type: ignore[misc,operator]
             mark(connection, sorted(touched))
+        if is_anew:  # who only reads takes none
+            self._file.keep_reserve()
 
     def _batches(
         self, connection: Connection, samples: Iterable[Sample]

@@ -73,6 +73,14 @@ def check_layout(connection: sqlite3.Connection, path: Path) -> None:
         raise _error(path, "newer", version=version, known=SCHEMA_VERSION)
 
 
+def check_parts(path: Path) -> None:
+    """StoreError where a folder lies in the place of the log or its index, of which SQLite says only `disk I/O error`."""
+    for suffix in ("-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.is_dir():
+            raise _error(path, "part_is_a_folder", place=part)
+
+
 def _error(path: Path, key: str, kind: type[StoreError] = StoreError, **values: object) -> StoreError:
     return kind.of(f"store.file.{key}", store=path, folder=path.parent, uid=os.getuid(), **values)
 
@@ -111,6 +119,7 @@ class DatabaseFile:
                 raise self._error("a_folder")
             if path.exists() and not path.is_file():  # SQLite would wait for whoever writes into a pipe
                 raise self._error("no_file")
+            check_parts(path)
             self._make_folders()
             with self._folder_lock():
                 self._open_locked()
@@ -225,7 +234,6 @@ class DatabaseFile:
                 connection.close()
                 raise
             self._take_as_writer(connection)
-            self.keep_reserve()
 
     def _take_as_writer(self, connection: sqlite3.Connection) -> None:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # opens the WAL

@@ -37,7 +37,8 @@ from telemetry import catalogue
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named, order
-from telemetry.store.failure import VICTORIA_PROBE, Target, is_victoria, one_line, parted
+from telemetry.store.failure import VICTORIA_PROBE, Target, check_options, is_victoria, one_line, parted, port_of
+from telemetry.store.influxql import impossible
 from telemetry.store.interface import RARE_DAYS, Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, spreads
 from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known_measurement, spans
@@ -47,6 +48,7 @@ from telemetry.store.victoriametrics_series import MARK, MS, Tags, labels_proble
 
 DEFAULT_PORT = 8428
 BATCH_SAMPLES = 5000
+OPTIONS = ("db", "token", "token_file", "ca_file", "verify")
 TIMEOUT = Timeout(connect=3.0, read=20.0)
 
 _TAIL_S = 60.0
@@ -77,22 +79,15 @@ class Address:
 def parse(url: str) -> Address:
     """StoreError names what is wrong. Options: db, token, token_file, ca_file, verify=0; victoriametricss:// means TLS."""
     parts = parted(url)
-    options = dict(parse_qsl(parts.query))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    check_options(parts, options, OPTIONS)
     host = parts.hostname or ""
-    try:
-        port = parts.port or DEFAULT_PORT
-    except ValueError:
-        raise StoreError(f"store {host}: the port is not a number") from None
+    port = port_of(parts, DEFAULT_PORT)
     prefix = parts.path.rstrip("/")
     name = f"[{host}]" if ":" in host else host
     shown = f"{parts.scheme}://{name}:{port}{prefix}"
     if not host:
         raise StoreError(f"store {shown}: names no host; use victoriametrics://host:{DEFAULT_PORT}")
-    unknown = set(options) - {"db", "token", "token_file", "ca_file", "verify"}
-    if unknown:
-        raise StoreError(
-            f"store {shown}: unknown option {', '.join(sorted(unknown))}; known are db, token, token_file, ca_file, verify"
-        )
     db = options.get("db", "")
     base = f"{'https' if parts.scheme == 'victoriametricss' else 'http'}://{name}:{port}{prefix}"
     target = Target(shown, base, "victoriametrics", "victoriametricss")
@@ -455,6 +450,8 @@ class VictoriaStore:
     ) -> list[Sample]:
         known = known_measurement(measurement)
         asked = named(measurement, fields)
+        if impossible(where):
+            return []
         newest = {key: at_ms for key, (_, at_ms) in self._query.newest(measurement, since_ns, where).items()}
         found: list[Sample] = []
         for start_ms, end_ms in spans(newest.values(), near=_NEAR_MS):
@@ -468,6 +465,8 @@ class VictoriaStore:
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
     ) -> list[Sample]:
         known = known_measurement(measurement)
+        if impossible(where):
+            return []
         if limit is not None:
             times = self._query.marks(measurement, start_ns, end_ns, where)
             start_ns = max(start_ns, times[-limit]) if 0 < limit <= len(times) else start_ns
@@ -495,7 +494,7 @@ class VictoriaStore:
         chosen = aggregates(measurement, fields, aggregate)
         over = buckets(start_ns, end_ns, step_ns)
         columns = Columns(over, fields)
-        if over.count and chosen:
+        if over.count and chosen and not impossible(where):
             draw(self._query, known_measurement(measurement), chosen, over, where, columns)
         return columns.answer()
 
@@ -512,7 +511,7 @@ class VictoriaStore:
         names = [field.name for field in gauges(measurement, fields)]
         over = buckets(start_ns, end_ns, step_ns)
         cells: Mapping[str, list[tuple[int, Cell]]] = {}
-        if over.count and names:
+        if over.count and names and not impossible(where):
             known = known_measurement(measurement)
             # cells are of the whole fleet
             cells = (

@@ -14,6 +14,7 @@ from typing import Any
 
 from telemetry import catalogue
 from telemetry.store.buckets import Buckets, matches, order
+from telemetry.store.influxql import storable
 from telemetry.store.interface import StoreError, Where
 from telemetry.store.victoriametrics_series import (
     MARK,
@@ -267,7 +268,7 @@ def says_all(where: Where | None) -> bool:
 def _conditions(where: Where | None) -> Iterator[str]:
     """Each condition for the server, empty for one that it can't be told."""
     for name, wanted in (where or {}).items():
-        values = [wanted] if isinstance(wanted, str) else list(wanted)
+        values = storable(wanted)  # a lone surrogate is a "?" to the server
         condition = ""
         if _LABEL.fullmatch(name) is not None and name not in RESERVED:
             if len(values) == 1:

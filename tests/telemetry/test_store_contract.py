@@ -233,6 +233,18 @@ def test_latest_of_some_fields_has_no_others_and_never_an_older_value(store: Sto
         store.latest("gpu", since_ns=T0, fields=["utilisation"])
 
 
+def test_a_where_that_no_tag_can_meet_finds_nothing(store: Store) -> None:
+    store.write([gpu(0, {"util_pct": 1.0}, node="b")])
+    span = {"start_ns": T0, "end_ns": T0 + 60 * 10**9}
+    for value in ("\ud800", "a\udcffb", "b\n", ["\ud800"], []):
+        where = {"node": value}
+        assert store.latest("gpu", since_ns=T0, where=where) == []
+        assert store.samples("gpu", **span, where=where) == []
+        assert store.range("gpu", ["util_pct"], **span, step_ns=10**9, where=where) == []
+        assert store.spread("gpu", ["util_pct"], **span, step_ns=10**9, where=where) == []
+    assert len(store.latest("gpu", since_ns=T0, where={"node": ["\ud800", "b"]})) == 1
+
+
 def test_where_takes_a_value_any_of_several_and_an_absent_tag(store: Store) -> None:
     store.write([gpu(0, {"util_pct": 1.0}, index=g, node=n) for n in ("a'b", "b") for g in range(3)])
     store.write([Sample("gpu", {"node": "c"}, {"util_pct": 1.0}, T0)])

@@ -65,3 +65,23 @@ def test_a_url_that_is_none_is_one_line_without_its_password(kind: str, place: s
 def test_an_answer_nested_without_end_is_of_no_victoriametrics() -> None:
     assert not is_victoria("[" * 200_000)
     assert is_victoria(json.dumps({"data": {"result": [{"value": [1, "1"]}]}}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("letter", ["?", "#", "/", "?db=1&"])
+def test_a_password_that_is_cut_by_a_letter_of_its_own_is_never_shown_and_how_to_write_it_is(
+    kind: str, letter: str
+) -> None:
+    for before in ("12", "pa", ""):
+        for url in (
+            f"{kind}://me:{before}{letter}{SECRET}@db/x",
+            f"{kind}://me:{before}{letter}{SECRET}@db/x?verify=0",
+            f"{kind}://me:{SECRET}@db/x?{SECRET}=1",
+        ):
+            with pytest.raises(StoreError) as caught:
+                open_store(url)
+            assert "%3F" in str(caught.value) and "%3F" in caught.value.told("zh"), url
+            assert SECRET not in f"{caught.value}{caught.value.told('zh')}{caught.value!r}", url
+    with pytest.raises(StoreError, match="unknown option colour; known are"):
+        open_store(f"{kind}://db/x?colour=red")
+    PARSE[kind](f"{kind}://me:{SECRET}%3F%23%2F%40@db:1/x?token={SECRET}@1")

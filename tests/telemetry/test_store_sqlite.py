@@ -64,11 +64,17 @@ def test_each_mistake_is_one_line_that_names_the_place(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "newer.db")
     connection.execute("PRAGMA user_version=99")
     connection.close()
+    (tmp_path / "logged.db-wal").mkdir()
     cases = {
         "sqlite://": "names no file",
         "sqlite:///": "names no file",
         f"sqlite://{tmp_path}/a\0.db": "names no file",
         f"sqlite://{tmp_path}/\udcff.db": "names no file",
+        f"sqlite://{tmp_path}/x.db?mode=ro": "sqlite takes no options",
+        "sqlite://~/x.db": f"sqlite://{Path.home()}/store.db",
+        "sqlite:///~root/x.db": "~ stands for no folder",
+        "sqlite://localhost/var/x.db": "three slashes, sqlite:///var/x.db",
+        f"sqlite://{tmp_path}/logged.db": "logged.db-wal is a folder",
         f"sqlite://{tmp_path}": "is a folder",
         f"sqlite://{tmp_path}/notes.txt": "is not a PairScope store",
         f"sqlite://{tmp_path}/other.db": "another program's database",

@@ -7,12 +7,13 @@ import os
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from telemetry.sample import Sample
-from telemetry.store import Store, StoreDown, open_store
+from telemetry.store import Store, StoreDown, open_existing, open_store
 from telemetry.store.rollup import MINUTE_NS
 
 S = 10**9
@@ -126,3 +127,19 @@ def test_the_reserve_is_taken_again_when_there_is_room_and_never_from_a_disk_tha
     store.prune({"host": T0})
     assert reserve.stat().st_blocks * 512 >= DISK_BYTES // 8
     store.close()
+
+
+def test_only_who_writes_takes_a_reserve_also_beside_a_copy_that_somebody_reads(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/store.db"
+    with closing(open_store(url)):
+        pass
+    for _ in range(2):
+        store = open_existing(url)
+        assert store is not None
+        with closing(store):
+            store.survey()
+            store.latest("host", since_ns=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["store.db"]
+    with closing(open_store(url)) as store:
+        store.write([Sample("host", {"node": "n1"}, {"load1": 1.0}, T0)])
+        assert (tmp_path / "store.db-reserve").stat().st_size > 0
