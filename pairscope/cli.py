@@ -173,12 +173,15 @@ def up_command(
     dashboard_port: Annotated[int | None, typer.Option(min=1, max=65535, help=t("up.port", part="dashboard"))] = None,
     engine_port: Annotated[int | None, typer.Option(min=1, max=65535, help=t("up.port", part="engine"))] = None,
     agent_port: Annotated[int | None, typer.Option(min=1, max=65535, help=t("up.port", part="agent"))] = None,
+    port: Annotated[str | None, typer.Option("--port", hidden=True)] = None,
     state_dir: StateOption = None,
     store: StoreOption = None,
     config: ConfigOption = None,
     lang: LangOption = None,
 ) -> None:
     with one_line_for_mistakes():
+        if port is not None:
+            raise Refused(t("up.which_port"))
         configuration = gather(
             config,
             overrides(

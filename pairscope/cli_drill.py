@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import sys
@@ -15,13 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pairscope.config import gather
-from pairscope.drill.play import Ask, Ended, Played, Stage, causes_table, play, score_table, sums
+from pairscope.drill.play import Ask, Ended, Played, Stage, Why, causes_table, play, score_table, sums
 from pairscope.drill.rounds import DIFFICULTIES
 from pairscope.drill.transcript import transcript
 from pairscope.options import SPOKEN, ConfigOption, LangOption, Refused, one_line_for_mistakes, overrides
 from telemetry.messages import say
 
-INTERRUPTED = 130
+ANSWERS_ENDED = 3
+EXIT_CODES = {Why.QUIT: 0, Why.ANSWERS: ANSWERS_ENDED, Why.MISTAKES: ANSWERS_ENDED, Why.INTERRUPTED: 130}
 ANSWER_LIMIT = 200
 LINE_LIMIT = 1 << 16  # of a file or a pipe, which need not have an end
 MOST_ROUNDS = 100
@@ -52,32 +54,35 @@ def drill_command(
         if difficulty not in DIFFICULTIES:
             raise Refused(say("drill.mistake.difficulty", language, text=difficulty, known=", ".join(DIFFICULTIES)))
         chosen = random.SystemRandom().randrange(1, 10**6) if seed is None else seed
-        code, done = _played(console, answers, rounds, chosen, difficulty, language)
+        done: list[Played] = []
+        ended = _played(console, answers, rounds, chosen, difficulty, language, done)
         if done:
             console.print()
             console.print(score_table(done, language))
+        if ended is not None:
+            where = say(f"drill.ended.{ended}", language, number=len(done) + 1, rounds=rounds)
+            console.print(where, style="yellow", markup=False, soft_wrap=True)
         console.print(say("drill.sum", language, **sums(done)), markup=False)
         again = say("drill.again", language, seed=chosen, difficulty=difficulty, rounds=rounds)
         console.print(again, style="dim", markup=False, soft_wrap=True)
         if as_json:
             print(json.dumps(transcript(done, chosen, difficulty), ensure_ascii=False, indent=1))
-        raise typer.Exit(code)
+        raise typer.Exit(0 if ended is None else EXIT_CODES[ended])
 
 
 def _played(
-    console: Console, answers: Path | None, rounds: int, seed: int, difficulty: str, language: str
-) -> tuple[int, list[Played]]:
-    """The exit code and what was played, also when it was ended before its time."""
-    done: list[Played] = []
-    with _asking(answers, console, language) as ask, _told(language) as tell:
-        try:
+    console: Console, answers: Path | None, rounds: int, seed: int, difficulty: str, language: str, done: list[Played]
+) -> Why | None:
+    """Play into `done`; what ended it before its last round was over, None for nothing."""
+    try:
+        with _asking(answers, console, language) as ask, _told(language) as tell:
             play(Stage(ask, console, tell, language), seed, rounds, difficulty, done)
-        except Ended:
-            return 0, done
-        except KeyboardInterrupt:
-            console.print()
-            return INTERRUPTED, done
-    return 0, done
+    except Ended as ended:
+        return ended.why
+    except KeyboardInterrupt:
+        console.print()
+        return Why.INTERRUPTED if len(done) < rounds else None
+    return None
 
 
 @contextmanager
@@ -91,7 +96,13 @@ def _asking(answers: Path | None, console: Console, language: str) -> Iterator[A
             raise Refused(say("drill.mistake.answers", language, path=answers, reason=reason)) from None
         with file:
             yield _from(_lines(file), console)
-    elif answers is None and sys.stdin.isatty():
+        return
+    if sys.stdin is None:  # started with it closed
+        yield lambda _prompt: None
+        return
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    if answers is None and sys.stdin.isatty():
         yield lambda prompt: _typed(console, prompt)
     else:
         yield _from(_lines(sys.stdin), console)
@@ -111,11 +122,12 @@ def _from(lines: Iterator[str], console: Console) -> Ask:
     return ask
 
 
-def _typed(console: Console, prompt: str) -> str | None:
+def _typed(console: Console, prompt: str) -> str:
     try:
         return console.input(prompt, markup=False)[:ANSWER_LIMIT]
-    except EOFError:
-        return None
+    except EOFError:  # Ctrl-D
+        console.print()
+        return "quit"
 
 
 @contextmanager

@@ -107,7 +107,8 @@ class Fleet:
                 say("simulator.mistake.node", self.settings.language, name=node, first=first, last=last)
             )
         member = names[node]
-        gpu = min(1, len(member.gpus) - 1)
+        chosen = self.settings.fault_gpu
+        gpu = min(1, len(member.gpus) - 1) if chosen is None else chosen
         target = Target(gpu=gpu, engine=gpu // member.group, engines=len(member.engines), gpus=len(member.gpus))
         struck = {
             "rack": self.racks[member.rack],

@@ -32,6 +32,7 @@ class SimulatorSettings:
     fault: str | None = None
     fault_after_s: float = 120.0
     fault_node: str | None = None  # None: the second node, or the only one
+    fault_gpu: int | None = None  # of the node, by index; None: the second, or the only one
     null_twin: bool = False  # the fault's harmless look-alike instead
     seed: int = 1
     history_s: float = 1800.0
@@ -51,6 +52,8 @@ class SimulatorSettings:
             self._refuse("fault", name=self.fault, known=", ".join(FAULTS))
         if self.fault_node is not None and self.fault_node not in self.node_names:
             self._refuse("node", name=self.fault_node, first=self.node_names[0], last=self.node_names[-1])
+        if self.fault_gpu is not None and not 0 <= self.fault_gpu < self.gpus_per_node:
+            self._refuse("gpu", value=self.fault_gpu, last=self.gpus_per_node - 1)
         if not 0 < self.load <= 2:
             self._refuse("load", value=self.load)
         for name, seconds in {"history_s": self.history_s, "fault_after_s": self.fault_after_s}.items():

@@ -6,13 +6,14 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from enum import StrEnum
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pairscope.drill.looks import LOOKS, Row, events, look, sparkline, wall
+from pairscope.drill.layout import laid_out
+from pairscope.drill.looks import LOOKS, Row, events, look, wall
 from pairscope.drill.rounds import DIFFICULTIES, Difficulty, Draw, Round, draw, make
 from pairscope.drill.scoring import HARMLESS, Guess, Points, score
 from rules.course import Incident, incidents_of
@@ -28,8 +29,6 @@ Ask = Callable[[str], str | None]
 MOST_MISTAKES = 50
 """So many answers in a row that are none end the drill: nobody is there, or a file of something else is read."""
 
-NUMBER_WIDE, TREND_WIDE = 14, 30
-
 STATUS_STYLE = {
     Status.CONFIRMED: "bold red",
     Status.SYMPTOM: "yellow",
@@ -38,8 +37,21 @@ STATUS_STYLE = {
 }
 
 
+class Why(StrEnum):
+    """What ended a drill before its last round. Each has its sentence."""
+
+    QUIT = "quit"
+    ANSWERS = "answers"  # there are no more
+    MISTAKES = "mistakes"
+    INTERRUPTED = "interrupted"
+
+
 class Ended(Exception):
-    """No more answers, or told to end."""
+    """The drill ends in the midst of a round."""
+
+    def __init__(self, why: Why) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class Stage:
         return say(f"drill.{key}", self.language, **values)
 
     def say(self, text: str, style: str = "") -> None:
-        self.console.print(Text(printable(text), style=style), soft_wrap=True)
+        self.console.print(Text(printable(text), style=style), soft_wrap=not self.console.is_terminal)
 
 
 def play(stage: Stage, seed: int, rounds: int, difficulty: str, done: list[Played]) -> None:
@@ -86,42 +98,51 @@ def _round(stage: Stage, played: Round, drawn: Draw, rounds: int, difficulty: Di
     _show(stage, wall(played, stage.language))
     stage.say(stage.t("short_help", looks=", ".join(LOOKS)), "dim")
     looks: list[str] = []
-    guess: Guess | None = None
+    guess = _talk(stage, played, looks)
+    points = score(played, guess, len(looks))
+    _truth(stage, played, guess, points, looks)
+    return Played(played, drawn, tuple(looks), guess, points)
+
+
+def _talk(stage: Stage, played: Round, looks: list[str]) -> Guess | None:
+    """Answer what is asked, note the looks in `looks`, and end with the guess, or None for none. Ended."""
+    guess: Guess | Cause | None = None
     mistakes = 0
     while mistakes < MOST_MISTAKES:
         answer = stage.ask(stage.t("prompt", looks=len(looks)))
         if answer is None:
-            raise Ended
+            raise Ended(Why.ANSWERS)
         words = printable(answer).strip().lower().split()
-        if not words:
-            mistakes += 1
+        if words and words[0] in ("quit", "exit", "q"):
+            raise Ended(Why.QUIT)
+        if words and words[0] in ("giveup", "skip"):
+            return None
+        if words and _shown(stage, played, words, looks):
+            mistakes = 0
             continue
-        if words[0] in ("quit", "exit", "q"):
-            raise Ended
-        if words[0] in ("giveup", "skip"):
-            break
-        name = _look_named(words)
-        if name is not None:
-            looks.append(name)
-            _look(stage, played, name)
-        elif words[0] in ("help", "?", "h"):
-            _help(stage)
-        elif words[0] in ("causes", "list"):
-            stage.console.print(causes_table(stage.language))
-        elif words[0] == "wall":
-            _show(stage, wall(played, stage.language))
-        else:
-            guess = _guess(stage, played, words[1:] if words[0] == "guess" else words)
-            if guess is not None:
-                break
-            mistakes += 1
-            continue
-        mistakes = 0
+        if words:
+            guess = _guess(stage, played, words[1:] if words[0] == "guess" else words, guess)
+            if isinstance(guess, Guess):
+                return guess
+        mistakes += 1
+    raise Ended(Why.MISTAKES)
+
+
+def _shown(stage: Stage, played: Round, words: Sequence[str], looks: list[str]) -> bool:
+    """Whether these words asked to be shown something, which then is shown."""
+    name = _look_named(words)
+    if name is not None:
+        looks.append(name)
+        _look(stage, played, name)
+    elif words[0] in ("help", "?", "h"):
+        _help(stage)
+    elif words[0] in ("causes", "list"):
+        stage.console.print(causes_table(stage.language))
+    elif words[0] == "wall":
+        _show(stage, wall(played, stage.language))
     else:
-        raise Ended
-    points = score(played, guess, len(looks))
-    _truth(stage, played, guess, points, looks)
-    return Played(played, drawn, tuple(looks), guess, points)
+        return False
+    return True
 
 
 def _look_named(words: Sequence[str]) -> str | None:
@@ -142,25 +163,12 @@ def _look(stage: Stage, played: Round, name: str) -> None:
 
 
 def _show(stage: Stage, rows: Sequence[Row]) -> None:
-    """Each place once, above its rows; the columns of all stand under each other."""
     if not rows:
         stage.say(f"  {stage.t('nothing_read')}")
         return
     plain = not (stage.console.encoding or "").lower().startswith("utf")
-    wide = max(18, min(44, stage.console.width - 2 * NUMBER_WIDE - TREND_WIDE - 4))
-    heads = [stage.t(f"head.{name}") for name in ("what", "then", "now", "trend")]
-    for place, of_place in groupby(rows, key=lambda row: row.place):
-        stage.say(place, "bold")
-        table = Table(box=None, header_style="dim", pad_edge=False, show_header=bool(heads))
-        table.add_column(heads[0] if heads else "", overflow="fold", width=wide)
-        for head in heads[1:3] or ("", ""):
-            table.add_column(head, justify="right", no_wrap=True, width=NUMBER_WIDE)
-        table.add_column(heads[3] if heads else "", no_wrap=True, width=TREND_WIDE)
-        for row in of_place:
-            trend = Text(sparkline(row.trend, plain=plain), style="cyan")
-            table.add_row(Text(f"  {row.what}"), Text(row.then), Text(row.now), trend)
-        stage.console.print(table)
-        heads = []
+    for line in laid_out(rows, stage.console.width, stage.t, plain=plain):
+        stage.console.print(line, soft_wrap=True)
 
 
 def _help(stage: Stage) -> None:
@@ -170,20 +178,30 @@ def _help(stage: Stage) -> None:
         stage.say(f"    {name:<12} {stage.t(f'look.{name}')}")
 
 
-def _guess(stage: Stage, played: Round, words: Sequence[str]) -> Guess | None:
-    """A cause, and a node where there are several; None with a word of what is missing."""
+def _guess(stage: Stage, played: Round, words: Sequence[str], asked: Guess | Cause | None) -> Guess | Cause | None:
+    """A cause, and a node where there are several. The cause alone after asking for its node, which may come alone then;
+    None with a word of what is missing. `asked` is what the last answer came to."""
     cause = _cause(words[0], stage.language) if words else None
+    places = words[1:]
+    if cause is None and isinstance(asked, Cause) and len(words) == 1 and _node(played, words[0]):
+        cause, places = asked, words
     if cause is None:
         near = difflib.get_close_matches(words[0], [*map(str, Cause), *LOOKS], n=1) if words else []
         stage.say(stage.t("not_known", near=near[0] if near else "help"), "yellow")
         return None
     if cause in HARMLESS or len(played.nodes) == 1:
         return Guess(cause)
-    nodes = [node for node in played.nodes if len(words) > 1 and (node == words[1] or node.endswith(f"-{words[1]}"))]
-    if len(nodes) != 1:
+    node = _node(played, places[0]) if places else None
+    if node is None:
         stage.say(stage.t("which_node", nodes=", ".join(played.nodes), cause=cause), "yellow")
-        return None
-    return Guess(cause, nodes[0])
+        return cause
+    return Guess(cause, node)
+
+
+def _node(played: Round, word: str) -> str | None:
+    """The node of this name, or of this end of a name: n02 is sim-n02."""
+    nodes = [node for node in played.nodes if node == word or node.endswith(f"-{word}")]
+    return nodes[0] if len(nodes) == 1 else None
 
 
 def _cause(word: str, language: str) -> Cause | None:

@@ -79,6 +79,7 @@ class Draw:
     node: str
     twin: bool
     after_s: float
+    gpu: int | None = None  # None: the simulator's own choice
 
 
 def draw(seed: int, number: int, difficulty: Difficulty) -> Draw:
@@ -97,6 +98,7 @@ def draw(seed: int, number: int, difficulty: Difficulty) -> Draw:
         node=random.choice(SimulatorSettings(nodes=difficulty.nodes).node_names),
         twin=healthy and twin,
         after_s=round(random.uniform(EARLIEST_S, LATEST_S)),
+        gpu=random.randrange(difficulty.gpus),
     )
 
 
@@ -120,6 +122,7 @@ def make(
         gpus_per_node=difficulty.gpus,
         fault=drawn.fault,
         fault_node=drawn.node if drawn.fault else None,
+        fault_gpu=drawn.gpu if drawn.fault else None,
         fault_after_s=drawn.after_s,
         null_twin=drawn.twin,
         seed=drawn.seed,

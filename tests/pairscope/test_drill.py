@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
 from agent.simulator.faults import FAULTS
 from pairscope import cli_drill
 from pairscope.cli import app
-from pairscope.drill.looks import LOOKS, events, look, sparkline, wall
+from pairscope.drill.layout import laid_out
+from pairscope.drill.looks import LOOKS, Row, events, look, sparkline, wall
 from pairscope.drill.play import Ended, Played, Stage, judged, least_looks, play, truth_text
 from pairscope.drill.rounds import DIFFICULTIES, Draw, Round, draw, faults_of, make
 from pairscope.drill.scoring import Guess, score
@@ -102,6 +112,34 @@ def test_what_can_be_seen_shows_the_fault_where_it_is_and_does_not_name_it() -> 
         ("sim-n01", "0 %", "0 %"),
         ("sim-n02", "0 %", "100 %"),
     ]
+
+
+SAMPLED = ("gpu-lost", "hot-inlet", "kv-fragmentation", "hung-engine", "noisy-neighbour", "slow-disk")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=() if name in SAMPLED else pytest.mark.long) for name in FAULTS]
+)
+def test_no_view_of_any_fault_names_it_or_points_at_its_node(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairscope.drill.rounds.PAST_S", 120.0)
+    small = replace(SHORT, gpus=2, seconds=100.0)
+    played = make(1, Draw(7, fault, "sim-n02", False, 20.0), small)
+    for language in ("en", "zh"):
+        text = shown(played, language).lower()
+        hidden = {
+            fault,
+            fault.replace("-", "_"),
+            say(FAULTS[fault].description, language),
+            "simul",
+            "模拟",
+            "twin",
+        }
+        assert [words for words in hidden if words.lower() in text] == []
+        views = [wall(played, language), *(look(name, played, language) for name in LOOKS)]
+        assert [row for rows in views for row in rows if "n0" in row.what + row.then + row.now] == []
+    for _, told in events(played):
+        about, _, words = told.partition(": ")
+        assert about.startswith("sim-n") and "sim-n" not in words
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -207,6 +245,84 @@ def test_a_sparkline_shows_holes_and_does_not_blow_up_noise(trend: tuple[float |
     assert len(sparkline(trend, plain=True)) == len(trend) and sparkline(trend, plain=True).isascii()
 
 
+LONG_ROW = Row(
+    "sim-n01", "throttled GPUs of a node and more", "12 168 tokens/s", "11 985 tokens/s", tuple(map(float, range(30)))
+)
+SHORT_ROW = Row("sim-n02", "功率", "4 583 W", "—", (None, *map(float, range(29))))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_a_view_fits_the_width_and_loses_the_oldest_of_its_trend_alone(width: int, language: str) -> None:
+    for rows in ([LONG_ROW, SHORT_ROW], [SHORT_ROW], wall(braked(), language), look("power", braked(), language)):
+        lines = [line.plain for line in laid_out(rows, width, staged([], language)[0].t)]
+        assert [line for line in lines if cell_len(line) > width] == []
+        text = "\n".join(lines)
+        for row in rows:
+            assert row.what in text and row.then in text
+            newest = sparkline(row.trend)[-12:]
+            assert any(line.endswith(newest) and row.now in line for line in lines)
+
+
+def test_columns_of_chinese_and_english_stand_under_each_other_and_all_is_shown_where_there_is_room() -> None:
+    lines = [line.plain for line in laid_out([LONG_ROW, SHORT_ROW], 120, staged([])[0].t)]
+    first, second = (line for line in lines if line.startswith("  "))
+    assert cell_len(first) == cell_len(second) and first.endswith(sparkline(LONG_ROW.trend))
+    assert "10 min, own scale" in lines[0] and "…" not in "".join(lines)
+    narrow = [line.plain for line in laid_out([LONG_ROW, SHORT_ROW], 80, staged([])[0].t)]
+    assert "10 min" not in narrow[0] and any(line.endswith(sparkline(LONG_ROW.trend)[-12:]) for line in narrow)
+
+
+def test_a_node_alone_is_a_guess_only_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairscope.drill.play.make", lambda *_: braked())
+    stage, out = staged(["n02", "guess power", "nonsense", "n02", "guess power", "look power", "sim-n02"])
+    done: list[Played] = []
+    play(stage, 1, 1, "medium", done)
+    assert done[0].guess == Guess(Cause.POWER, "sim-n02") and out.getvalue().count("On which node?") == 2
+    stage, _ = staged(["guess power sim-n01"])
+    play(stage, 1, 1, "medium", done)
+    assert done[1].guess == Guess(Cause.POWER, "sim-n01")
+
+
+def test_what_strikes_one_gpu_strikes_now_this_and_now_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairscope.drill.rounds.PAST_S", 60.0)
+    medium = DIFFICULTIES["medium"]
+    assert {draw(3, number, medium).gpu for number in range(1, 41)} == set(range(medium.gpus))
+    played = make(1, Draw(7, "gpu-lost", "sim-n02", False, 20.0, gpu=3), replace(SHORT, seconds=60.0))
+    assert played.truth is not None and played.truth.subject == {"node": "sim-n02", "engine": "sim-n02-e1", "gpu": "3"}
+
+
+@pytest.mark.parametrize("at", ["while a round is made", "at the prompt"])
+def test_ctrl_c_in_a_terminal_tells_the_score_and_leaves_the_terminal_as_it_was(at: str) -> None:
+    main, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    command = [sys.executable, "-m", "pairscope", "drill", "--lang", "en", "--seed", "3", "--difficulty", "easy"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(
+        command,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        seen, sent, deadline = b"", False, time.monotonic() + 90
+        while time.monotonic() < deadline and (process.poll() is None or select.select([main], [], [], 0)[0]):
+            if select.select([main], [], [], 0.2)[0]:
+                seen += os.read(main, 65536)
+            if not sent and (b"simulating" if at.startswith("while") else b"[looks: 0] > ") in seen:
+                os.write(main, b"\x03")
+                sent = True
+        process.kill()
+    after = termios.tcgetattr(terminal)
+    os.close(main)
+    os.close(terminal)
+    assert process.returncode == 130, seen[-2000:]
+    assert b"Interrupted in round 1 of 5." in seen and b"0 of 0 points" in seen and b"Traceback" not in seen
+    assert after == before and seen.rfind(b"\x1b[?25h") >= seen.rfind(b"\x1b[?25l")
+
+
 # --- the command
 
 
@@ -217,7 +333,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("pairscope.drill.play.make", lambda number, *_: braked() if number == 1 else quiet())
 
-    def run(*arguments: str, given: str | None = None) -> tuple[int, str, str]:
+    def run(*arguments: str, given: str | bytes | None = None) -> tuple[int, str, str]:
         done = CliRunner().invoke(app, ["drill", "--lang", "en", *arguments], input=given)
         return done.exit_code, done.stdout, done.stderr
 
@@ -236,13 +352,29 @@ def test_answers_of_a_file_play_a_drill_whose_json_is_alone_on_stdout(run: Run, 
 
 
 def test_answers_without_end_and_without_lines_end_the_drill(run: Run) -> None:
-    code, told, _ = run("--rounds", "1", "--seed", "4", "--difficulty", "easy", "--answers", "/dev/zero", "--json")
-    assert code == 0 and json.loads(told)["rounds"] == []
+    code, told, seen = run("--rounds", "1", "--seed", "4", "--difficulty", "easy", "--answers", "/dev/zero", "--json")
+    assert code == 3 and json.loads(told)["rounds"] == [] and "Too many answers in a row that are none" in seen
 
 
 def test_stdin_that_is_no_terminal_gives_the_answers_too(run: Run) -> None:
     code, told, _ = run("--rounds", "2", given="guess power n02\nquit\n")
-    assert code == 0 and "100 of 100 points in 1 rounds" in told
+    assert code == 0 and "100 of 100 points. Rounds played: 1;" in told and "Ended in round 2 of 2." in told
+
+
+@pytest.mark.parametrize(
+    ("given", "number"), [("", 1), ("look power\nguess power\n", 1), ("guess power n02\nwall\n", 2)]
+)
+def test_answers_that_end_too_early_are_told_with_the_round_and_exit_three(run: Run, given: str, number: int) -> None:
+    code, told, _ = run("--rounds", "5", given=given)
+    score = "100 of 100 points. Rounds played: 1;" if number == 2 else "0 of 0 points. Rounds played: 0;"
+    assert code == 3 and f"The answers ended in round {number} of 5." in told and score in told
+
+
+def test_a_stdin_that_is_closed_or_no_text_is_an_end_of_answers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--rounds", "1", given=b"\xff\xfe\n")[0] == 3
+    monkeypatch.setattr("sys.stdin", None)
+    with cli_drill._asking(None, Console(file=io.StringIO()), "en") as ask:
+        assert ask("") is None
 
 
 def test_ctrl_c_ends_it_with_the_score_so_far(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +387,12 @@ def test_ctrl_c_ends_it_with_the_score_so_far(run: Run, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(cli_drill, "_from", lambda *_: ask)
     code, told, error = run("--rounds", "2", "--answers", "-")
-    assert code == 130 and "100 of 100 points in 1 rounds" in told and "Traceback" not in error
+    assert (
+        code == 130
+        and "100 of 100 points. Rounds played: 1;" in told
+        and "Interrupted in round 2 of 2." in told
+        and "Traceback" not in error
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--difficulty", "fiendish"], ["--answers", "/nonexistent/file"]])

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from pairscope.parts import PartSpec
 from pairscope.up import CannotStart, Plan, run
+from tests.pairscope.command_line import pairscope
 from tests.processes import has_ended
 
 READY = """
@@ -144,3 +145,9 @@ def test_a_part_that_refuses_its_settings_ends_the_run_with_its_own_words(
     started = tmp_path / "one.pid"
     pid = started.read_text() if started.exists() else ""  # it may have been stopped before it wrote what it is
     assert not pid or has_ended(int(pid))
+
+
+def test_a_port_that_does_not_say_of_what_is_refused_with_the_options_that_do() -> None:
+    refused = pairscope("up", "--port", "8000")
+    assert refused.exit_code == 2 and "--dashboard-port" in refused.stderr and refused.stderr.count("\n") == 1
+    assert "--port " not in pairscope("up", "--help").stdout

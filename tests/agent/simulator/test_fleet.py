@@ -177,6 +177,7 @@ def test_a_longer_step_gives_the_same_fleet_with_fewer_samples() -> None:
     [
         ({"fault": "gremlins"}, "gremlins.*hot-inlet"),
         ({"fault": "hot-inlet", "fault_node": "sim-n09"}, "sim-n09.*sim-n01"),
+        ({"gpus_per_node": 4, "fault_gpu": 4}, "fault_gpu must be 0 to 3, not 4"),
         ({"sku": "voodoo"}, "voodoo.*h100-sxm"),
         ({"nodes": 0}, "nodes"),
         ({"gpus_per_node": 6, "group": 4}, "multiple of group"),
