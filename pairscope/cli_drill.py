@@ -148,8 +148,8 @@ def _told(language: str) -> Iterator[Callable[[float], None]]:
         if not running:
             progress = Progress(*columns, console=console, transient=True)
             progress.add_task(say("drill.making", language), total=1.0)
+            running.append(progress)  # before it hides the cursor, so that Ctrl-C in the midst of that shows it again
             progress.start()
-            running.append(progress)
         running[0].update(running[0].task_ids[0], completed=share)
 
     try:
