@@ -128,7 +128,6 @@ def test_no_view_of_any_fault_names_it_or_points_at_its_node(fault: str, monkeyp
         text = shown(played, language).lower()
         hidden = {
             fault,
-            fault.replace("-", "_"),
             say(FAULTS[fault].description, language),
             "simul",
             "模拟",
