@@ -99,11 +99,8 @@ def _map_title(fleet: Fleet, language: str) -> str:
     if not is_by_gpu(fleet):
         return say("dashboard.fleet.title_engines", language, count=len(fleet.pairs))
     hosts = len(cpu_hosts(fleet))
-    title = say("dashboard.fleet.title", language, count=gpu_count(fleet))
-    if not hosts:
-        return title
-    name = "host" if hosts == 1 else "hosts"
-    return f"{title} · {say(f'dashboard.fleet.{name}', language, count=hosts)}"
+    name = ("title", "title_host")[hosts] if hosts < 2 else "title_hosts"
+    return say(f"dashboard.fleet.{name}", language, count=gpu_count(fleet), hosts=hosts)
 
 
 def _fleet(view: View, fleet: Fleet | None, settings: DashboardSettings) -> Filling:

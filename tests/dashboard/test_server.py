@@ -226,6 +226,19 @@ def test_a_store_that_is_away_is_told_in_each_viewers_language_and_the_browser_k
     assert look(client(store))["meta"]["trouble"] is False
 
 
+def test_the_fleets_title_counts_gpus_and_hosts_without_any(store: Store) -> None:
+    import time
+
+    now = time.time_ns()
+    recent(store)
+    titles = []
+    for node in ("c1", "c2"):
+        store.write(list(scene.cpu_pair(node, "e", now - 6 * SECOND_NS, now)))
+        titles.append(json.dumps(parts(look(client(store)))["fleet-title"], ensure_ascii=False))
+    assert "2 GPUs · 1 CPU host · output" in titles[0]
+    assert "2 GPUs · 2 CPU hosts · output" in titles[1]
+
+
 def test_a_verdict_that_cannot_be_read_breaks_nothing(store: Store) -> None:
     import time
 
