@@ -16,6 +16,7 @@ from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionErro
 from urllib3.exceptions import TimeoutError as TimedOut
 
 from telemetry.lineprotocol import printable
+from telemetry.store.http_answer import TooLarge, TooLong
 from telemetry.store.interface import StoreDown, StoreError
 
 TOKEN_VARIABLE = "PAIRSCOPE_STORE_TOKEN"  # noqa: S105  the name of a variable, not a secret
@@ -44,6 +45,10 @@ class Target:
         """StoreDown for what may pass, StoreError for what stays as it is until somebody mends it. `answered`: it has, before."""
         if isinstance(error, SSLError):
             return self._untrusted(error.args[0] if error.args else error)
+        if isinstance(error, TooLarge):
+            return self.down("too_large", base=self.base, most=f"{error.most_bytes / (1 << 20):g}")
+        if isinstance(error, TooLong):
+            return self.down("too_long", base=self.base, within=f"{error.within_s:g}")
         if isinstance(error, NameResolutionError):
             return self.down("unresolved", base=self.base)
         if isinstance(error, TimedOut) and not isinstance(error, NewConnectionError):

@@ -15,7 +15,7 @@ from influxdb_client import InfluxDBClient
 from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
 
-from telemetry.store import influxdb_bucket
+from telemetry.store import http_answer, influxdb_bucket
 from telemetry.store.failure import VICTORIA_PROBE, Target, check_options, is_victoria, one_line, parted, port_of
 from telemetry.store.influxql import identifier, results
 from telemetry.store.interface import StoreError
@@ -115,6 +115,7 @@ class InfluxServer:
             ssl_ca_cert=self.address.ca_file,
             retries=False,
         )
+        http_answer.bound(self._client.api_client.rest_client.pool_manager)
         self._target = self.address.target
         self._answered = False
         self._version: tuple[int, int] | None = None
@@ -149,17 +150,18 @@ class InfluxServer:
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         try:
-            # not preloaded: the library then hands over the response itself, which no other thread can replace
-            response = client.api_client.call_api(
-                path,
-                method,
-                query_params=dict(query),
-                header_params=headers,
-                body=body if document is None else dict(document),
-                post_params=dict(form) if form is not None else None,
-                _preload_content=False,
-                _return_http_data_only=True,
-            )
+            with http_answer.bounded(http_answer.QUERIES if body is None else http_answer.WRITES):
+                # not preloaded: the library then hands over the response itself, which no other thread can replace
+                response = client.api_client.call_api(
+                    path,
+                    method,
+                    query_params=dict(query),
+                    header_params=headers,
+                    body=body if document is None else dict(document),
+                    post_params=dict(form) if form is not None else None,
+                    _preload_content=False,
+                    _return_http_data_only=True,
+                )
             self._answered = True
             return response.data.decode("utf-8", "replace"), response.headers
         except ApiException as error:

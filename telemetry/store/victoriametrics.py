@@ -35,6 +35,7 @@ from urllib3.exceptions import HTTPError
 
 from telemetry import catalogue
 from telemetry.sample import Sample
+from telemetry.store import http_answer
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named, order
 from telemetry.store.failure import VICTORIA_PROBE, Target, check_options, is_victoria, one_line, parted, port_of
@@ -49,7 +50,7 @@ from telemetry.store.victoriametrics_series import MARK, MS, Tags, labels_proble
 DEFAULT_PORT = 8428
 BATCH_SAMPLES = 5000
 OPTIONS = ("db", "token", "token_file", "ca_file", "verify")
-TIMEOUT = Timeout(connect=3.0, read=20.0)
+TIMEOUT = Timeout(connect=3.0, read=http_answer.READ_S)
 
 _TAIL_S = 60.0
 _TAIL_BYTES = 32 << 20
@@ -146,12 +147,14 @@ class VictoriaStore:
         self.url = self._address.shown
         self.durable_after_s = _TAIL_S
         verify = self._address.verify_tls
-        self._pool: PoolManager | None = PoolManager(
-            maxsize=8,
-            timeout=TIMEOUT,
-            retries=False,
-            cert_reqs="CERT_REQUIRED" if verify else "CERT_NONE",
-            ca_certs=self._address.ca_file,
+        self._pool: PoolManager | None = http_answer.bound(
+            PoolManager(
+                maxsize=8,
+                timeout=TIMEOUT,
+                retries=False,
+                cert_reqs="CERT_REQUIRED" if verify else "CERT_NONE",
+                ca_certs=self._address.ca_file,
+            )
         )
         self._target = self._address.target
         self._answered = False
@@ -202,10 +205,11 @@ class VictoriaStore:
                 headers["Content-Encoding"] = "gzip"
         method = "GET" if sent is None else "POST"
         try:
-            # credentials don't follow a redirection to elsewhere
-            answer = pool.request(
-                method, f"{self._address.base}{path}{query}", body=sent, headers=headers, redirect=False
-            )
+            with http_answer.bounded(http_answer.QUERIES if body is None else http_answer.WRITES):
+                # credentials don't follow a redirection to elsewhere
+                answer = pool.request(
+                    method, f"{self._address.base}{path}{query}", body=sent, headers=headers, redirect=False
+                )
         except (HTTPError, OSError) as error:
             failure = self._target.unreached(error, answered=self._answered)
             if isinstance(failure, StoreDown):
@@ -255,10 +259,11 @@ class VictoriaStore:
 
     def _is_influxdb(self) -> bool:
         pool = self._pool
+        if pool is None:
+            return False
         try:
-            return (
-                pool is not None and "X-Influxdb-Version" in pool.request("GET", f"{self._address.base}/ping").headers
-            )
+            with http_answer.bounded(http_answer.WRITES):
+                return "X-Influxdb-Version" in pool.request("GET", f"{self._address.base}/ping").headers
         except (HTTPError, OSError):
             return False
 
