@@ -6,6 +6,7 @@ A store server keeps to its own retention policy.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -44,10 +45,17 @@ class Keep:
 class Retention:
     """Wall-clock chores: they may run late or be skipped, never twice at once, and never on the sampling thread."""
 
-    def __init__(self, opener: Callable[[], Store], keep: Keep, wall_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        opener: Callable[[], Store],
+        keep: Keep,
+        wall_ns: Callable[[], int] = time.time_ns,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self._opener = opener
         self.keep = keep
         self._wall_ns = wall_ns
+        self._jitter = jitter
         self._scheduler = BackgroundScheduler(timezone=UTC)
         self._store: Store | None = None  # opening one looks the whole file over, which is not for every few seconds
         self._lock = threading.Lock()
@@ -55,9 +63,10 @@ class Retention:
         self._logged_s = float("-inf")
 
     def start(self) -> None:
+        """Rollups begin within the first interval, each agent's at its own time: a fleet that was started at once has one server."""
         for chore, every_s, after_s in (
             (self.prune, EVERY_S, FIRST_AFTER_S),
-            (self.rollup, ROLLUP_EVERY_S, ROLLUP_EVERY_S),
+            (self.rollup, ROLLUP_EVERY_S, ROLLUP_EVERY_S * self._jitter()),
         ):
             self._scheduler.add_job(
                 chore,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
+import pytest
+
+from agent import retention as chores
 from agent.retention import DAY_NS, Keep, Retention, keeps_itself
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreDown, open_store
@@ -59,3 +64,23 @@ def test_a_store_that_is_away_costs_nothing_but_a_line() -> None:
 def test_only_the_embedded_store_is_pruned_by_the_agent() -> None:
     assert not keeps_itself("sqlite:///var/lib/pairscope/store.db")
     assert keeps_itself("influxdb://influx.example:8086/pairscope")
+
+
+def test_agents_that_start_at_once_roll_up_at_different_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chores, "ROLLUP_EVERY_S", 3600.0)
+    soon, late = threading.Event(), threading.Event()
+
+    def opening(asked: threading.Event) -> Store:
+        asked.set()
+        raise StoreDown("away")
+
+    started_s = time.monotonic()
+    early = Retention(lambda: opening(soon), Keep(), jitter=lambda: 0.0)
+    later = Retention(lambda: opening(late), Keep(), jitter=lambda: 0.9)
+    for agent in (later, early):
+        agent.start()
+    assert soon.wait(30.0)
+    if time.monotonic() - started_s < 60.0:
+        assert not late.is_set()
+    for agent in (later, early):
+        agent.stop()
