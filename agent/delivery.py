@@ -21,14 +21,17 @@ FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
 """A page is live again so soon after an outage; 125 hosts then ask some 17 times a second, a seventh of what they do when all is well."""
 
+_HOPELESS = 64
+"""Attempts at one batch of which none succeeded: its samples are more than one tick's, and not all of them can be bad."""
+
 
 class Delivery:
     """Carries the newest samples first, then what is left from an outage, newest first too.
 
     Nothing leaves the spool before the store has it for good. A store that fails is tried again after 1 s, 2 s ... 10 s, each with
-    jitter, or as late as it asks for, and told of in at most one log line a minute. A sample that the store refuses for good is
-    counted in `rejected` and never holds up the others. While it catches up it rests as long as it computes, so that the host's
-    engines keep their cores; what it waits for the server is rest enough.
+    jitter, or as late as it asks for, and told of in at most one log line a minute. A sample that the store refuses for good, or
+    that alone makes it fail, is counted in `rejected` and never holds up the others. While it catches up it rests as long as it
+    computes, so that the host's engines keep their cores; what it waits for the server is rest enough.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Delivery:
         self._jitter = jitter
         self._computed_s = computed_s
         self._store: Store | None = None
+        self._was_sound = False  # it took something of the batch before
         self._failures = 0  # in a row
         self._failing_since_s: float | None = None
         self._quiet = QuietLog(log, monotonic)
@@ -145,16 +149,32 @@ class Delivery:
         self._spool.delivered(blocks, held_s)
 
     def _write(self, store: Store, samples: Sequence[Sample]) -> list[Rejected]:
-        """`store.write`, also when one sample makes the store fail with a defect: then the batch is halved until it is alone."""
-        try:
-            return store.write(samples)
-        except StoreError:
-            raise
-        except Exception as error:
-            if len(samples) == 1:
-                return [Rejected(samples[0], f"{type(error).__name__}: {error}")]
-            half = len(samples) // 2
-            return self._write(store, samples[:half]) + self._write(store, samples[half:])
+        """`store.write`, also when one sample makes the store fail with a defect: then the batch is halved until it is alone.
+
+        A sample is to blame only where the store takes others. Where it takes none the defect is the store's, and is raised.
+        """
+        refused: list[Rejected] = []
+        parts, failed, is_sound = [samples], 0, False
+        while parts:
+            part = parts.pop()
+            try:
+                refused += store.write(part)
+                is_sound = True
+            except StoreError:
+                raise
+            except Exception as error:
+                failed += 1
+                is_trusted = is_sound or (self._was_sound and len(samples) == 1)
+                if not is_trusted and ((len(part) == 1 and not parts) or failed == _HOPELESS):
+                    self._was_sound = False
+                    raise
+                half = len(part) // 2
+                if half:
+                    parts += [part[half:], part[:half]]
+                else:
+                    refused.append(Rejected(part[0], f"{type(error).__name__}: {error}"))
+        self._was_sound = is_sound
+        return refused
 
     def _failed(self, error: Exception) -> float:
         self.errors += 1

@@ -217,6 +217,72 @@ def test_a_sample_that_breaks_the_store_is_counted_and_the_other_4999_arrive(spo
     spool.close()
 
 
+def test_a_store_that_fails_on_everything_loses_nothing_and_is_told_of_once_a_minute(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    ledger = Ledger()
+    delivery = Delivery(spool, ledger.open, monotonic=clock, jitter=lambda: 1.0)
+    fill(spool, [0])
+    assert delivery.carry() == 0.0
+    ledger.poison = lambda sample: True
+    spool.append([Sample("host", {"node": f"n{i}"}, {"load1": 1.0}, T0 + S) for i in range(500)])
+    spool.commit()
+    with caplog.at_level(logging.WARNING, logger="agent.delivery"):
+        assert [delivery.carry() for _ in range(4)] == [1, 2, 4, 8]
+        assert len(caplog.records) == 1 and "a defect" in caplog.text
+        clock.now += 61.0
+        delivery.carry()
+        assert len(caplog.records) == 2
+    assert delivery.rejected == 0 and delivery.errors == 5 and spool.waiting_blocks == 1
+    ledger.poison = lambda sample: False
+    while spool.waiting_blocks:
+        delivery.carry()
+    assert len({s.tags["node"] for batch in ledger.batches for s in batch}) == 500
+    assert delivery.rejected == 0 and delivery.delivered == 501
+    spool.close()
+
+
+def test_a_defect_of_the_store_is_not_looked_for_in_each_sample_of_a_large_batch(spool: Spool) -> None:
+    asked: list[int] = []
+
+    class Broken(Ledger):
+        def write(self, samples: Sequence[Sample]) -> list[Rejected]:
+            asked.append(len(samples))
+            raise TypeError("a defect")
+
+    delivery = Delivery(spool, Broken().open)
+    spool.append([Sample("host", {"node": f"n{i}"}, {"load1": 1.0}, T0) for i in range(2000)])
+    spool.commit()
+    delivery.carry()
+    assert len(asked) < 100 and 1 in asked
+    spool.close()
+
+
+def test_a_bad_sample_that_comes_alone_is_refused_in_a_good_stream_and_kept_where_nothing_passed(spool: Spool) -> None:
+    ledger = Ledger()
+    ledger.poison = lambda sample: sample.time_ns in (T0, T0 + 2 * S, T0 + 3 * S)
+    delivery = Delivery(spool, ledger.open)
+    fill(spool, [0])  # nothing has passed yet
+    assert delivery.carry() >= 1.0
+    assert delivery.rejected == 0 and spool.waiting_blocks == 1
+    fill(spool, [1])
+    while spool.waiting_blocks:
+        delivery.carry()
+    assert ledger.times[-1] == 1 and delivery.rejected == 1
+    fill(spool, [2])
+    delivery.carry()
+    assert delivery.rejected == 2 and spool.waiting_blocks == 0
+    fill(spool, [3])  # two in a row may be the store's fault
+    delivery.carry()
+    assert delivery.rejected == 2 and spool.waiting_blocks == 1
+    fill(spool, [4])
+    while spool.waiting_blocks:
+        delivery.carry()
+    assert ledger.times[-1] == 4 and delivery.rejected == 3
+    spool.close()
+
+
 def test_a_refused_sample_is_counted_and_not_sent_again(spool: Spool) -> None:
     class Picky(Ledger):
         def write(self, samples: Sequence[Sample]) -> list[Rejected]:
