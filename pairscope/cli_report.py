@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from pairscope.config import gather, settings
-from pairscope.copying import Stopped, stoppable, tell
+from pairscope.copying import Stopped, span_option, stoppable, tell
 from pairscope.moment import iso
 from pairscope.options import (
     SPOKEN,
@@ -23,6 +23,7 @@ from pairscope.options import (
     moment,
     one_line_for_mistakes,
     overrides,
+    print_whole,
     shared,
     stores_told,
 )
@@ -47,6 +48,9 @@ def report_command(
     out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER|FILE.md", help=r("out"))] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="TIME", help=r("since"))] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="TIME", help=r("at"))] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=r("from"))] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=r("to"))] = None,
+    last: Annotated[str | None, typer.Option("--last", metavar="SPAN", help=r("last"))] = None,
     node: Annotated[list[str] | None, typer.Option("--node", metavar="NAME", help=r("node"))] = None,
     every_node: Annotated[bool, typer.Option("--all", help=r("all"))] = False,
     price: Annotated[float | None, typer.Option("--price-per-gpu-hour", metavar="NUMBER", help=r("price"))] = None,
@@ -73,9 +77,12 @@ def report_command(
         language = configuration.language
         made = settings(configuration, "report", ReportSettings, **shared(configuration))
         triage = settings(configuration, "triage", TriageSettings, **shared(configuration))
-        since_ns = None if since is None else moment(since, "--since")
-        at_ns = None if at is None else moment(at)
+        begin = _one_of({"--since": since, "--from": start, "--last": last}, language)
+        finish = _one_of({"--at": at, "--to": end}, language)
+        at_ns = moment(finish[1], finish[0]) if finish else None
         end_ns = at_ns or time.time_ns()
+        last_ns = span_option(last, "--last", language) if last is not None else None
+        since_ns = moment(begin[1], begin[0]) if begin and last_ns is None else None
         if since_ns is not None and since_ns >= end_ns:
             raise Refused(say("report.mistake.order", language, since=iso(since_ns), at=iso(end_ns)))
         if out is not None:
@@ -83,19 +90,28 @@ def report_command(
         if recording and every_node:
             raise Refused(say("report.mistake.file_and_store", language))
         if recording:
-            read = source.of_recording(recording, since_ns, at_ns, node or (), language)
+            read = source.of_recording(recording, since_ns, at_ns, node or (), language, last_ns=last_ns)
         else:
+            since_ns = end_ns - last_ns if last_ns is not None else since_ns
             nodes = [] if every_node else node or [configuration.node]
             with stores_told(language):
                 read = source.of_store(configuration.store_url, since_ns, end_ns, nodes, language)
         report = _walked(read, made, triage.priors, language)
         plots = plots_of(report, language)
         if as_json:
-            print(json.dumps(report_json(report, plots, language), ensure_ascii=False, indent=1))
+            print_whole(json.dumps(report_json(report, plots, language), ensure_ascii=False, indent=1), language)
         if as_json and out is None:
             return
         files = write(report, plots, out or default_folder(report), language, inside=single_file, force=force)
         tell(say("report.told.written", language, path=files[0], summary=_summary(report, language)))
+
+
+def _one_of(given: dict[str, str | None], language: str) -> tuple[str, str] | None:
+    """The one option that was given, with its text. Refused for two."""
+    found = [(option, text) for option, text in given.items() if text is not None]
+    if len(found) > 1:
+        raise Refused(say("report.mistake.both", language, one=found[0][0], other=found[1][0]))
+    return found[0] if found else None
 
 
 def _walked(read: source.Source, made: ReportSettings, preset: str, language: str) -> Report:

@@ -87,6 +87,17 @@ def shared(configuration: Configuration) -> dict[str, object]:
     }
 
 
+def print_whole(text: str, language: str) -> None:
+    """Print it; Refused where stdout takes no more, as on a full disk."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it on exit
+        raise Refused(say("recording.file.stdout", language, reason=error.strerror or str(error))) from None
+
+
 def moment(text: str, option: str = "--at") -> int:
     """As `moment_ns`, Refused for what is no moment, with the option that holds it."""
     try:

@@ -16,7 +16,7 @@ from typing import IO, Protocol
 from telemetry.messages import say
 
 PIECE_BYTES = 1 << 20
-PACKED = (".gz", ".parquet", ".csv")
+PACKED = (".gz", ".parquet", ".csv", ".md", ".svg")
 """Suffixes of files that can't be had smaller: they are packed already, or nothing here writes them packed."""
 
 GZIP_LEVEL = 4

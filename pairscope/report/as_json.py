@@ -32,7 +32,7 @@ def as_json(report: Report, plots: Mapping[int, Sequence[Drawn]], language: str)
         "currency": report.settings.currency,
         "incidents": [
             _incident(incident)
-            | (_told(report.told[place], plots.get(place, ()), language) if place < len(report.told) else {})
+            | (_told(report, report.told[place], plots.get(place, ()), language) if place < len(report.told) else {})
             for place, incident in enumerate(report.incidents)
         ],
         "other_pairs": [_other(course, language) for course in report.others],
@@ -65,7 +65,7 @@ def _incident(incident: Incident) -> Plain:
     }
 
 
-def _told(told: Told, plots: Sequence[Drawn], language: str) -> Plain:
+def _told(report: Report, told: Told, plots: Sequence[Drawn], language: str) -> Plain:
     cost = told.cost
     return {
         "summary": told.incident.verdict.summary.text(language),
@@ -104,7 +104,7 @@ def _told(told: Told, plots: Sequence[Drawn], language: str) -> Plain:
         "timeline_left_out": told.left_out,
         "fix": [{"cost": str(fix.cost), "text": fix.text(language)} for fix in told.fixes],
         "check": [sentence.replace("`", "") for sentence in checks_of(told, language)],
-        "commands": commands_of(told),
+        "commands": commands_of(told, report.file, report.store),
         "plots": [plot.name for plot in plots],
     }
 

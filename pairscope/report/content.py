@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from shlex import quote
 
 from pairscope.report import source as origin
 from pairscope.report.paired import Row, Source, paired, samples_of
@@ -98,6 +99,8 @@ class Report:
     told: tuple[Told, ...]
     others: tuple[Course, ...]  # pairs that are in no incident
     origins: frozenset[str]  # simulated, replay; empty when all is live
+    file: str = ""  # that was read, or
+    store: str = ""  # the one, without secrets
 
 
 def report_of(
@@ -117,6 +120,8 @@ def report_of(
         source=source.name,
         from_ns=source.from_ns,
         end_ns=source.end_ns,
+        file=source.file,
+        store=source.store,
         bad_lines=source.bad_lines,
         settings=settings,
         incidents=tuple(incidents),
@@ -261,7 +266,7 @@ COMMANDS: dict[Cause, tuple[str, ...]] = {
 """They only look, and change nothing. Those of nvidia-smi are told only of GPUs that are NVIDIA's."""
 
 
-def commands_of(told: Told) -> list[str]:
+def commands_of(told: Told, file: str = "", store: str = "") -> list[str]:
     """How to look for oneself, on the node and from anywhere. A name that a shell would take for more than a name is left out."""
     gpu = named_gpu(told)
     chosen = f"-i {gpu} " if gpu is not None and gpu.isdigit() and len(gpu) < 4 else ""
@@ -272,4 +277,7 @@ def commands_of(told: Told) -> list[str]:
     ]
     node = told.worst.course.last.subject.get("node", "")
     plain = node.isascii() and node[:1].isalnum() and node.replace("-", "").replace(".", "").replace("_", "").isalnum()
-    return [*found, f"pairscope triage --node {node}" if plain else "pairscope triage --all"]
+    if file.isprintable() and file:
+        return [*found, f"pairscope triage {quote(file if not file.startswith('-') else f'./{file}')}"]
+    look = f"pairscope triage --node {node}" if plain else "pairscope triage --all"
+    return [*found, f"{look} --store {quote(store)}" if store.isprintable() and store else look]

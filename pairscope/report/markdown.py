@@ -143,7 +143,7 @@ def _incident(
         for number_, fix in enumerate(told.fixes, 1)
     ]
     lines += _section("fixes", fixes, language)
-    return lines + _section("check", _check(told, language), language)
+    return lines + _section("check", _check(report, told, language), language)
 
 
 def _section(name: str, lines: Sequence[str], language: str) -> list[str]:
@@ -306,9 +306,10 @@ def checks_of(told: Told, language: str) -> list[str]:
     ]
 
 
-def _check(told: Told, language: str) -> list[str]:
+def _check(report: Report, told: Told, language: str) -> list[str]:
     lines = [f"- {_with_code(sentence)}" for sentence in checks_of(told, language)]
-    return [*lines, "", plain(say("report.check.look", language)), "", "```sh", *commands_of(told), "```"]
+    commands = commands_of(told, report.file, report.store)
+    return [*lines, "", plain(say("report.check.look", language)), "", "```sh", *commands, "```"]
 
 
 def _with_code(sentence: str) -> str:

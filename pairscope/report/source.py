@@ -32,10 +32,23 @@ class Source:
     from_ns: int
     end_ns: int
     bad_lines: int = 0
+    file: str = ""  # what was read, for a command that reads it again; either of the two
+    store: str = ""  # without secrets
 
 
-def of_recording(path: Path, since_ns: int | None, at_ns: int | None, nodes: Sequence[str], language: str) -> Source:
-    """StoreError, in one line, for a file that can't be read or holds nothing that was asked for."""
+def of_recording(
+    path: Path,
+    since_ns: int | None,
+    at_ns: int | None,
+    nodes: Sequence[str],
+    language: str,
+    *,
+    last_ns: int | None = None,
+) -> Source:
+    """Since `since_ns`, or the last `last_ns` before the end.
+
+    StoreError, in one line, for a file that can't be read or holds nothing that was asked for.
+    """
     try:
         with working(say("pairscope.judge.reading", language, where=path)):
             recording = lineprotocol.read(path)
@@ -47,7 +60,11 @@ def of_recording(path: Path, since_ns: int | None, at_ns: int | None, nodes: Seq
     if not samples:
         raise StoreError(say("pairscope.judge.no_samples", language, where=path))
     end_ns = samples[-1].time_ns if at_ns is None else at_ns
-    return Source(path.name, tuple(samples), since_ns or samples[0].time_ns, end_ns, recording.bad_lines)
+    if last_ns is not None:
+        since_ns = max(end_ns - last_ns, samples[0].time_ns)
+    return Source(
+        path.name, tuple(samples), since_ns or samples[0].time_ns, end_ns, recording.bad_lines, file=str(path)
+    )
 
 
 def of_store(url: str, since_ns: int | None, end_ns: int, nodes: Sequence[str], language: str) -> Source:
@@ -65,7 +82,7 @@ def of_store(url: str, since_ns: int | None, end_ns: int, nodes: Sequence[str], 
     if not samples:
         raise StoreError(say("pairscope.judge.no_samples", language, where=public_url(url)))
     samples.sort(key=lambda sample: sample.time_ns)
-    return Source(public_url(url), tuple(samples), from_ns, end_ns)
+    return Source(public_url(url), tuple(samples), from_ns, end_ns, store=public_url(url))
 
 
 def _beginning(store: Store, end_ns: int, nodes: Sequence[str]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,14 +36,31 @@ def write(
     text = text_of(out, language, force=force)
     named = {place: [_beside(text, plot) for plot in drawn] for place, drawn in plots.items()}
     files = [] if inside else [plot for drawn in named.values() for plot in drawn]
-    _make_folder(text.parent, language)
-    for path in (text, *(text.parent / plot.name for plot in files)):
-        refuse_unless_new(path, force=force, language=language)
     told = markdown(report, named, language, inside=inside)
-    for plot in files:
-        _put(text.parent / plot.name, plot.svg, language, force=force)
-    _put(text, told, language, force=force)
-    return [text, *(text.parent / plot.name for plot in files)]
+    contents = {text.parent / plot.name: plot.svg for plot in files} | {text: told}
+    with _nothing_left(text.parent, contents):
+        _make_folder(text.parent, language)
+        for path in contents:
+            refuse_unless_new(path, force=force, language=language)
+        for path, content in contents.items():
+            _put(path, content, language, force=force)
+    return [text, *(path for path in contents if path != text)]
+
+
+@contextmanager
+def _nothing_left(folder: Path, paths: Iterable[Path]) -> Iterator[None]:
+    """Where the block fails, what was not there before is taken away again: half a report is none."""
+    had_folder, had = folder.exists(), {path for path in paths if path.exists()}
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for path in paths:
+                if path not in had:
+                    path.unlink(missing_ok=True)
+            if not had_folder:
+                folder.rmdir()
+        raise
 
 
 def text_of(out: Path, language: str, *, force: bool) -> Path:

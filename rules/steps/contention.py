@@ -32,7 +32,10 @@ def contention(evidence: Evidence, bar: Bar) -> Finding:
         return no_data(Cause.CONTENTION, line("no_gpu" if not evidence.gpus else "no_processes"))
     shared = [gpu for gpu in counted if bar.reached("contention.processes_rise", rise(gpu.processes))]
     most = max(counted, key=lambda gpu: value(gpu.processes) or 0)
-    seen = line("processes", "gpu.processes", gpu=most.index, count=int(value(most.processes) or 0))
+    count = int(value(most.processes) or 0)
+    seen = line("processes", "gpu.processes", gpu=most.index, count=count)
+    if count == 1:
+        seen = line("one_process", "gpu.processes", gpu=most.index)
     if not shared or not effect.hurts:
         return ruled_out(Cause.CONTENTION, seen)
     return confirmed(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +18,7 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from pairscope.cli import app
+from pairscope.moment import moment_ns
 from pairscope.report import source
 from pairscope.report.as_json import as_json
 from pairscope.report.content import Report, commands_of, report_of, straggler
@@ -25,6 +29,7 @@ from pairscope.report.svg import Line, Mark, Panel, Plot, Rows, draw, pieces, th
 from rules.course import Course, incidents_of
 from rules.verdict import Cause
 from telemetry.lineprotocol import encode_many
+from telemetry.messages import say
 from telemetry.sample import Sample
 from telemetry.store import open_store
 from tests.rules.plant import SECOND, T0, Fault, Moment, Node, bend, event, fleet, scene
@@ -412,3 +417,63 @@ def test_two_parts_of_a_node_with_one_cause_are_one_incident_of_the_node() -> No
     (alone,) = incidents_of([other], T0, hot().end_ns)
     assert (alone.scope, alone.subject["gpu"]) == ("gpu", "1")
     assert incident.lost.tokens == pytest.approx(2 * (alone.lost.tokens or 0))
+
+
+def test_the_last_command_names_what_the_report_was_made_of(run: Run, recording: Path, tmp_path: Path) -> None:
+    def last_command(*arguments: str) -> str:
+        code, told, error = run(*arguments, "--json")
+        assert code == 0, error
+        return str(json.loads(told)["incidents"][0]["commands"][-1])
+
+    assert last_command(str(recording)) == f"pairscope triage {recording}"
+    url = f"sqlite://{tmp_path}/a store.db"
+    store = open_store(url)
+    store.write(scene(fleet(bend(**HOT), at=AT), 330))
+    store.close()
+    at = str((T0 + 329 * SECOND) // SECOND)
+    assert last_command("--store", url, "--node", "n2", "--at", at) == f"pairscope triage --node n2 --store '{url}'"
+
+
+@pytest.mark.parametrize("options", [("--last", "5m"), ("--from", "START"), ("--since", "START", "--to", "END")])
+def test_the_time_that_is_told_is_named_as_in_a_recording(run: Run, recording: Path, options: tuple[str, ...]) -> None:
+    ends = {"START": str(T0 // SECOND + 29), "END": str(T0 // SECOND + 329)}
+    code, told, error = run(str(recording), *(ends.get(option, option) for option in options), "--json")
+    assert code == 0, error
+    begin, end = json.loads(told)["from"], json.loads(told)["to"]
+    assert (moment_ns(begin) - T0) // SECOND == 29 and (moment_ns(end) - T0) // SECOND == 329
+
+
+@pytest.mark.parametrize(("one", "other"), [("--since", "--last"), ("--since", "--from"), ("--at", "--to")])
+def test_two_names_for_one_end_of_the_time_are_refused(run: Run, recording: Path, one: str, other: str) -> None:
+    code, _, error = run(str(recording), one, "1795960800", other, "10m" if other == "--last" else "1795960900")
+    assert code == 2 and error.count("\n") == 1 and one in error and other in error
+
+
+@pytest.mark.parametrize("room_bytes", [100, 9_000])
+def test_a_disk_that_is_full_keeps_no_part_of_a_report(
+    run: Run, recording: Path, tmp_path: Path, room_bytes: int
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, before[1]))
+    try:
+        code, _, error = run(str(recording), "--out", str(tmp_path / "night"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 2 and error.count("\n") == 1 and "does not fit" in error and ".gz" not in error
+    assert not (tmp_path / "night").exists()
+
+
+def test_json_that_does_not_fit_is_one_line(recording: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "pairscope", "report", str(recording), "--json", "--lang", "en"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "pairscope: the output can't be written: No space left on device; send it to another place\n"
+
+
+def test_long_times_are_told_in_hours_and_one_process_is_one() -> None:
+    assert say("rules.evidence.warm", minutes=4351.0) == "the engine is up for 72.5 h"
+    assert say("rules.evidence.warm", minutes=119.0) == "the engine is up for 119 min"
+    assert say("rules.summary.silent", "zh", age_s=7200.0) == "该节点已 2.0 小时没有样本:无法判断"
+    text = markdown(hot(), {}, "en")
+    assert "one process on GPU" in text and "1 processes" not in text
