@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -62,6 +63,18 @@ class Target:
                     return self.down("broken_off", base=self.base)
                 return self.down("hung_up", base=self.base, tls=self.tls)
         return self.down("down", base=self.base, reason=_system(error))
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """StoreError for what of an answer that looks right can't be read: a list where a number belongs, a text for a time.
+
+        What the caller asks for must have been checked before.
+        """
+        try:
+            yield
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            reason = one_line(f"{type(error).__name__}: {error}")
+            raise self.error("not_understood", base=self.base, reason=reason) from error
 
     def _untrusted(self, error: object) -> StoreError:
         code = error.verify_code if isinstance(error, ssl.SSLCertVerificationError) else None

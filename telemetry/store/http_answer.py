@@ -140,7 +140,12 @@ def _whole(answer: urllib3.BaseHTTPResponse) -> urllib3.HTTPResponse:
     """The same with its body read and decoded, so that whoever looks at it next reads nothing more from the server."""
     bounds = _limit.get().bounds
     body = bytearray()
+    at_once = b""
     try:
+        if answer.length_remaining is not None and "Content-Encoding" not in answer.headers:
+            if answer.length_remaining > bounds.most_bytes:
+                raise TooLarge(bounds.most_bytes)
+            at_once = answer.read()  # half the time that pieces take
         for piece in answer.stream(_PIECE):
             body += piece
             if len(body) > bounds.most_bytes:
@@ -150,7 +155,7 @@ def _whole(answer: urllib3.BaseHTTPResponse) -> urllib3.HTTPResponse:
         raise
     answer.release_conn()
     return urllib3.HTTPResponse(
-        bytes(body) or io.BytesIO(),
+        at_once or bytes(body) or io.BytesIO(),
         answer.headers,
         answer.status,
         answer.version,

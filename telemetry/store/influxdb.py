@@ -14,6 +14,7 @@ from functools import partial
 from telemetry import catalogue, lineprotocol
 from telemetry.sample import Sample
 from telemetry.store.admission import admit
+from telemetry.store.buckets import aggregates, buckets, gauges, named
 from telemetry.store.influxdb_bucket import keeps_s
 from telemetry.store.influxdb_http import InfluxServer, Refused
 from telemetry.store.influxdb_range import InfluxRanges
@@ -101,7 +102,8 @@ class InfluxStore:
                     raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None
 
     def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
-        return self.rolls_up and self.exists() and self._rollups.work(now_ns - SETTLE_NS, budget_s)
+        with self.server.reading():
+            return self.rolls_up and self.exists() and self._rollups.work(now_ns - SETTLE_NS, budget_s)
 
     def prune(self, before_ns: Mapping[str, int], level_ns: int = 0) -> int:
         """Of a level, the server drops by itself what is older than "*" says; it is told how long that is."""
@@ -176,12 +178,16 @@ class InfluxStore:
     def latest(
         self, measurement: str, *, since_ns: int, where: Where | None = None, fields: Sequence[str] | None = None
     ) -> list[Sample]:
-        return self._samples.latest(measurement, since_ns=since_ns, where=where, fields=fields)
+        named(measurement, fields)
+        with self.server.reading():
+            return self._samples.latest(measurement, since_ns=since_ns, where=where, fields=fields)
 
     def samples(
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
     ) -> list[Sample]:
-        return self._samples.samples(measurement, start_ns=start_ns, end_ns=end_ns, where=where, limit=limit)
+        named(measurement, None)
+        with self.server.reading():
+            return self._samples.samples(measurement, start_ns=start_ns, end_ns=end_ns, where=where, limit=limit)
 
     def series(self, measurement: str, *, since_ns: int = 0) -> list[Mapping[str, str]]:
         return [sample.tags for sample in self.latest(measurement, since_ns=since_ns)]
@@ -197,9 +203,12 @@ class InfluxStore:
         aggregate: str = "auto",
         where: Where | None = None,
     ) -> list[Column]:
-        return self._ranges.range(
-            measurement, fields, start_ns=start_ns, end_ns=end_ns, step_ns=step_ns, aggregate=aggregate, where=where
-        )
+        aggregates(measurement, fields, aggregate)
+        buckets(start_ns, end_ns, step_ns)
+        with self.server.reading():
+            return self._ranges.range(
+                measurement, fields, start_ns=start_ns, end_ns=end_ns, step_ns=step_ns, aggregate=aggregate, where=where
+            )
 
     def spread(
         self,
@@ -211,7 +220,12 @@ class InfluxStore:
         step_ns: int,
         where: Where | None = None,
     ) -> list[Spread]:
-        return self._ranges.spread(measurement, fields, start_ns=start_ns, end_ns=end_ns, step_ns=step_ns, where=where)
+        gauges(measurement, fields)
+        buckets(start_ns, end_ns, step_ns)
+        with self.server.reading():
+            return self._ranges.spread(
+                measurement, fields, start_ns=start_ns, end_ns=end_ns, step_ns=step_ns, where=where
+            )
 
 
 def _outermost(measurement: str, order: str, span: tuple[int, int]) -> str:

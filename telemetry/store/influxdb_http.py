@@ -117,6 +117,7 @@ class InfluxServer:
         )
         http_answer.bound(self._client.api_client.rest_client.pool_manager)
         self._target = self.address.target
+        self.reading = self._target.reading
         self._answered = False
         self._version: tuple[int, int] | None = None
         self._is_there = False  # the database of a 1.x server was seen

@@ -32,13 +32,15 @@ def results(text: str) -> list[dict[str, Any]]:
 
 
 def _is_series(found: object) -> bool:
-    """Whether it has columns and rows of them; what stands in a cell is for who asked."""
+    """Whether it has columns and rows of them, with whole numbers for times; what else stands in a cell is for who asked."""
     if not isinstance(found, dict) or not isinstance(found.get("tags", {}), dict):
         return False
     columns, rows = found.get("columns"), found.get("values")
     if not isinstance(columns, list) or not isinstance(rows, list):
         return False
-    return all(type(row) is list and len(row) == len(columns) for row in rows)
+    if not all(type(row) is list and len(row) == len(columns) for row in rows):
+        return False
+    return columns[:1] != ["time"] or all(type(row[0]) is int for row in rows)
 
 
 def identifier(name: str) -> str:

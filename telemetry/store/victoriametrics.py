@@ -457,14 +457,15 @@ class VictoriaStore:
         asked = named(measurement, fields)
         if impossible(where):
             return []
-        newest = {key: at_ms for key, (_, at_ms) in self._query.newest(measurement, since_ns, where).items()}
-        found: list[Sample] = []
-        for start_ms, end_ms in spans(newest.values(), near=_NEAR_MS):
-            for key, device in self._query.read(known, asked, start_ms, end_ms, where).items():
-                at_ms = newest.get(key)
-                if at_ms is not None and start_ms <= at_ms <= end_ms and at_ms in device.marks:
-                    found += to_samples(measurement, device, [at_ms], since_ns, 2**63)
-        return sorted(found, key=lambda sample: order(sample.tags))
+        with self._target.reading():
+            newest = {key: at_ms for key, (_, at_ms) in self._query.newest(measurement, since_ns, where).items()}
+            found: list[Sample] = []
+            for start_ms, end_ms in spans(newest.values(), near=_NEAR_MS):
+                for key, device in self._query.read(known, asked, start_ms, end_ms, where).items():
+                    at_ms = newest.get(key)
+                    if at_ms is not None and start_ms <= at_ms <= end_ms and at_ms in device.marks:
+                        found += to_samples(measurement, device, [at_ms], since_ns, 2**63)
+            return sorted(found, key=lambda sample: order(sample.tags))
 
     def samples(
         self, measurement: str, *, start_ns: int, end_ns: int, where: Where | None = None, limit: int | None = None
@@ -472,18 +473,20 @@ class VictoriaStore:
         known = known_measurement(measurement)
         if impossible(where):
             return []
-        if limit is not None:
-            times = self._query.marks(measurement, start_ns, end_ns, where)
-            start_ns = max(start_ns, times[-limit]) if 0 < limit <= len(times) else start_ns
-        found: list[Sample] = []
-        for device in self._query.read(known, known.fields, start_ns // MS, (end_ns - 1) // MS, where).values():
-            found += to_samples(measurement, device, device.marks, start_ns, end_ns)
-        found.sort(key=lambda sample: (sample.time_ns, order(sample.tags)))
-        return found if limit is None else found[max(0, len(found) - limit) :]
+        with self._target.reading():
+            if limit is not None:
+                times = self._query.marks(measurement, start_ns, end_ns, where)
+                start_ns = max(start_ns, times[-limit]) if 0 < limit <= len(times) else start_ns
+            found: list[Sample] = []
+            for device in self._query.read(known, known.fields, start_ns // MS, (end_ns - 1) // MS, where).values():
+                found += to_samples(measurement, device, device.marks, start_ns, end_ns)
+            found.sort(key=lambda sample: (sample.time_ns, order(sample.tags)))
+            return found if limit is None else found[max(0, len(found) - limit) :]
 
     def series(self, measurement: str, *, since_ns: int = 0) -> list[Tags]:
         known_measurement(measurement)
-        return sorted((tags for tags, _ in self._query.newest(measurement, since_ns, None).values()), key=order)
+        with self._target.reading():
+            return sorted((tags for tags, _ in self._query.newest(measurement, since_ns, None).values()), key=order)
 
     def range(
         self,
@@ -499,8 +502,9 @@ class VictoriaStore:
         chosen = aggregates(measurement, fields, aggregate)
         over = buckets(start_ns, end_ns, step_ns)
         columns = Columns(over, fields)
-        if over.count and chosen and not impossible(where):
-            draw(self._query, known_measurement(measurement), chosen, over, where, columns)
+        with self._target.reading():
+            if over.count and chosen and not impossible(where):
+                draw(self._query, known_measurement(measurement), chosen, over, where, columns)
         return columns.answer()
 
     def spread(
@@ -516,13 +520,16 @@ class VictoriaStore:
         names = [field.name for field in gauges(measurement, fields)]
         over = buckets(start_ns, end_ns, step_ns)
         cells: Mapping[str, list[tuple[int, Cell]]] = {}
-        if over.count and names and not impossible(where):
-            known = known_measurement(measurement)
-            # cells are of the whole fleet
-            cells = (
-                gathered(self._query, known, names, over, where) if where else self._fleet.gathered(known, names, over)
-            )
-        return spreads(cells, over)
+        with self._target.reading():
+            if over.count and names and not impossible(where):
+                known = known_measurement(measurement)
+                # cells are of the whole fleet
+                cells = (
+                    gathered(self._query, known, names, over, where)
+                    if where
+                    else self._fleet.gathered(known, names, over)
+                )
+            return spreads(cells, over)
 
     # --- what the server holds
 

@@ -108,7 +108,7 @@ def failing_bomb(server: Misbehaving, send: Send) -> None:
 
 
 def dripping_body(server: Misbehaving, send: Send) -> None:
-    send(OK + b"Content-Length: 1000000000\r\n\r\n")
+    send(OK + b"Content-Length: 100000\r\n\r\n")
     server.drip(send, b" ")
 
 
