@@ -134,6 +134,6 @@ def test_an_instance_is_not_in_every_tick_and_stands_until_its_next_reading(host
     host.collector(timing)
     assert set(migs(host.tick())) == {"aaaa", "bbbb"}
     assert migs(host.tick()) == {}
-    kept = mig_kept_s(timing)
+    kept = mig_kept_s(ReaderTiming())
     assert set(kept) == set(MIG.fields)
-    assert min(kept.values()) >= 2 * timing.memory_s
+    assert min(kept.values()) >= 2 * ReaderTiming().memory_s
