@@ -104,6 +104,8 @@ def report_command(
             return
         files = write(report, plots, out or default_folder(report), language, inside=single_file, force=force)
         tell(say("report.told.written", language, path=files[0], summary=_summary(report, language)))
+        if not recording and not every_node and not node:
+            tell(say("report.told.this_host", language, node=configuration.node))
 
 
 def _one_of(given: dict[str, str | None], language: str) -> tuple[str, str] | None:
