@@ -364,6 +364,8 @@ def test_each_status_says_what_to_do(
     with pytest.raises(StoreError, match=named) as caught:
         store.write([host(0)])
     assert type(caught.value) is kind
+    if isinstance(caught.value, StoreDown):
+        assert caught.value.retry_after_s == (7.0 if headers.get("Retry-After") == "7" else None)
     assert "\n" not in str(caught.value) and "t0k" not in str(caught.value)
     assert {authorization for _, authorization in contract.asked} == {"Bearer t0k"}
     store.close()
