@@ -57,7 +57,7 @@ def one_line_for_mistakes() -> Iterator[None]:
         Console(stderr=True, soft_wrap=True).print(f"pairscope: {error}", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it on exit
+        _silence_stdout()
         raise typer.Exit(0) from None
 
 
@@ -87,6 +87,11 @@ def shared(configuration: Configuration) -> dict[str, object]:
     }
 
 
+def _silence_stdout() -> None:
+    """Nothing more gets through; the interpreter would flush the old one on its way out, and fail."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - open until the end of the process
+
+
 def print_whole(text: str, language: str) -> None:
     """Print it; Refused where stdout takes no more, as on a full disk."""
     try:
@@ -94,7 +99,7 @@ def print_whole(text: str, language: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it on exit
+        _silence_stdout()
         raise Refused(say("recording.file.stdout", language, reason=error.strerror or str(error))) from None
 
 

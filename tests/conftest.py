@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,29 @@ def need_program() -> Callable[[str], str]:
         return path
 
     return find
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """small_disk(65_536) -> the folder of a file system of that many bytes; skips (or, in strict runs, fails) where none can be mounted."""
+    made: list[Path] = []
+
+    def mount(size_bytes: int) -> Path:
+        place = tmp_path / f"small{len(made)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            reason = f"no small file system can be mounted here ({done.stderr.strip()})"
+            if STRICT:
+                pytest.fail(f"{reason}, and PAIRSCOPE_STRICT_TESTS is set")
+            pytest.skip(reason)
+        made.append(place)
+        return place
+
+    yield mount
+    for place in made:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from sqlite3 import Connection, sqlite_version
 from typing import Any, TypeVar
 
 from telemetry import catalogue
-from telemetry.sample import Sample, Value
+from telemetry.sample import Sample
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, named, order
 from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
@@ -119,16 +119,16 @@ class SqliteStore:
                 self._ensure_columns(connection, measurement, names)
                 connection.executemany(_upsert(measurement, names), rows)
                 if measurement not in SINGLE:
-                    touched.update((row[0], row[1] // MINUTE_NS * MINUTE_NS) for row in rows)  # type: ignore[misc,operator]
+                    touched.update((row[0], row[1] // MINUTE_NS * MINUTE_NS) for row in rows)
             mark(connection, sorted(touched))
         if is_anew:  # who only reads takes none
             self._file.keep_reserve()
 
     def _batches(
         self, connection: Connection, samples: Iterable[Sample]
-    ) -> Iterable[tuple[str, tuple[str, ...], list[list[Value]]]]:
-        """Rows grouped by the columns they fill; two samples of one series and time keep their order."""
-        groups: dict[tuple[str, tuple[str, ...]], list[list[Value]]] = {}
+    ) -> Iterable[tuple[str, tuple[str, ...], list[list[Any]]]]:
+        """Rows (series, time_ns, values) grouped by the columns they fill; two samples of one series and time keep their order."""
+        groups: dict[tuple[str, tuple[str, ...]], list[list[Any]]] = {}
         placed: dict[tuple[int, int], tuple[str, tuple[str, ...]]] = {}
         for sample in samples:
             key = (sample.measurement, tuple(sample.fields))

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -252,39 +253,31 @@ def test_a_damaged_segment_is_kept_for_whoever_looks_into_it_and_they_do_not_pil
 # --- room
 
 
-def test_a_full_file_system_is_survived_and_left_again(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], capture_output=True).returncode:
-        pytest.skip("this machine does not let us mount")
-    try:
-        spool = manual(small / "spool")
-        spool.append([host(0), event(0)])
-        assert spool.commit()
-        with (small / "ballast").open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(512))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-        refused = 0
-        for second in range(1, 120):
-            spool.append([host(second * 1000 + i) for i in range(100)] + [event(second)])
-            refused += not spool.commit()
-        assert refused > 50
-        (small / "ballast").unlink()
-        ticket = spool.append([host(999_999)])
-        assert spool.commit() and spool.acknowledged == ticket
-        found = drain(spool)
-        assert {event(second).time_ns for second in range(120)} <= {s.time_ns for s in found}
-        assert len(found) + spool.dropped_total == 1 + 1 + 119 * 101 + 1
-        spool.commit()
-        spool.close()
-        assert list((small / "spool").glob("*.seg")) == []
-    finally:
-        subprocess.run(["umount", "--lazy", str(small)], check=True)
+def test_a_full_file_system_is_survived_and_left_again(small_disk: Callable[[int], Path]) -> None:
+    small = small_disk(512 * 1024)
+    spool = manual(small / "spool")
+    spool.append([host(0), event(0)])
+    assert spool.commit()
+    with (small / "ballast").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(512))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    refused = 0
+    for second in range(1, 120):
+        spool.append([host(second * 1000 + i) for i in range(100)] + [event(second)])
+        refused += not spool.commit()
+    assert refused > 50
+    (small / "ballast").unlink()
+    ticket = spool.append([host(999_999)])
+    assert spool.commit() and spool.acknowledged == ticket
+    found = drain(spool)
+    assert {event(second).time_ns for second in range(120)} <= {s.time_ns for s in found}
+    assert len(found) + spool.dropped_total == 1 + 1 + 119 * 101 + 1
+    spool.commit()
+    spool.close()
+    assert list((small / "spool").glob("*.seg")) == []
 
 
 def test_a_limit_on_file_size_only_makes_shorter_segments(tmp_path: Path) -> None:

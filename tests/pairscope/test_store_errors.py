@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -279,24 +278,17 @@ def test_a_database_that_may_not_be_made_is_left_to_an_administrator(guarded: di
 
 
 def test_an_embedded_store_on_a_full_disk_is_one_line_and_what_was_stored_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_disk: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "PATIENCE_S", 0.0)
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root can mount a small file system")
-    try:
-        (tmp_path / "in.lp").write_text("".join(f"host,node=n{n} load1=1 {n + 10**18}\n" for n in range(20_000)))
-        for language, word in (("en", "the disk is full; free some space"), ("zh", "磁盘已满")):
-            replayed = ["replay", str(tmp_path / "in.lp"), "--lang", language]
-            code, said = invoked(replayed, f"sqlite://{small}/store.db", tmp_path)
-            assert code == 2 and word in said and "\n" not in said
-        code, said = invoked(["store", "init", "--json"], f"sqlite://{small}/deeper/store.db", tmp_path)
-        assert code == 2 and "the disk is full" in said
-    finally:
-        subprocess.run(["umount", "--lazy", str(small)], check=True)
+    small = small_disk(300 * 1024)
+    (tmp_path / "in.lp").write_text("".join(f"host,node=n{n} load1=1 {n + 10**18}\n" for n in range(20_000)))
+    for language, word in (("en", "the disk is full; free some space"), ("zh", "磁盘已满")):
+        replayed = ["replay", str(tmp_path / "in.lp"), "--lang", language]
+        code, said = invoked(replayed, f"sqlite://{small}/store.db", tmp_path)
+        assert code == 2 and word in said and "\n" not in said
+    code, said = invoked(["store", "init", "--json"], f"sqlite://{small}/deeper/store.db", tmp_path)
+    assert code == 2 and "the disk is full" in said
 
 
 # --- what runs on
