@@ -1,7 +1,8 @@
-"""How often the judgement of real incidents is right: python bench/triage.py --incidents incidents.json
+"""How often the judgement is right: python bench/triage.py --incidents incidents.json --power-sweep folder
 
 The corpus is a JSON list of reports, each with `id`, `kind`, `confidence`, `signals` (what `pairscope triage --signals` takes) and
-`expected` (`primary`, `accept`, `must_not`). Exit code 1 below the bar. A report without signals can't be judged and is counted apart.
+`expected` (`primary`, `accept`, `must_not`); a report without signals can't be judged and is counted apart. The sweep is what
+`bench/power_sweep.py` reads. Exit code 1 below the bar.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench import power_sweep
 from rules.signals.judging import judge_signals
 from rules.signals.reading import parse
 from rules.verdict import Diagnosis
@@ -87,20 +92,13 @@ def totals(title: str, rows: Sequence[Row], unjudged: int) -> bool:
     return held
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--incidents", type=Path, help="the corpus; without it nothing is judged")
-    arguments.add_argument("--half", type=int, choices=(0, 1), help="only this half, by a hash of the id")
-    arguments.add_argument("--preset", default="evidence", help="prior weights: evidence or article")
-    given = arguments.parse_args()
-    if given.incidents is None:
-        print("no corpus: name one with --incidents FILE", file=sys.stderr)
-        return 2
-    reports = json.loads(given.incidents.read_text("utf-8"))
-    if given.half is not None:
-        reports = [report for report in reports if half_of(report["id"]) == given.half]
+def judge_corpus(corpus: Path, half: int | None, preset: str) -> bool:
+    """Print every report and the totals; whether the bar is held."""
+    reports = json.loads(corpus.read_text("utf-8"))
+    if half is not None:
+        reports = [report for report in reports if half_of(report["id"]) == half]
     judged = [report for report in reports if report["signals"] is not None]
-    rows = [row_of(report, judge_signals(parse(report["signals"]), given.preset)) for report in judged]
+    rows = [row_of(report, judge_signals(parse(report["signals"]), preset)) for report in judged]
     print(f"{'report':<10} {'ok':<3} {'expected':<34} {'ours':<14} {'rank':>4} {'confidence':>10}  others")
     for row in rows:
         mark = "!" if row.violates or (row.control and row.found) else "+" if row.right else "-"
@@ -109,12 +107,41 @@ def main() -> int:
         expected = ", ".join(row.expected) + ("" if row.gated else " (low)")
         print(f"{row.name:<10} {mark:<3} {expected:<34} {row.top:<14} {row.rank or '':>4} {sure:>10}  {others}")
     print()
-    for half in (0, 1):
-        here = [row for row in rows if half_of(row.name) == half]
-        if here and given.half is None:
-            missing = sum(half_of(report["id"]) == half for report in reports) - len(here)
-            totals(f"half {half}", here, missing)
-    return 0 if totals("all", rows, len(reports) - len(rows)) else 1
+    for each in (0, 1):
+        here = [row for row in rows if half_of(row.name) == each]
+        if here and half is None:
+            missing = sum(half_of(report["id"]) == each for report in reports) - len(here)
+            totals(f"half {each}", here, missing)
+    return totals("all", rows, len(reports) - len(rows))
+
+
+def judge_sweep(folder: Path) -> bool:
+    try:
+        rows = power_sweep.sweep(folder)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"the power sweep can't be read: {error}") from None
+    print("\n".join(power_sweep.told(rows)))
+    return all(row.right for row in rows)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--incidents", type=Path, help="the corpus")
+    arguments.add_argument("--half", type=int, choices=(0, 1), help="only this half, by a hash of the id")
+    arguments.add_argument("--preset", default="evidence", help="prior weights: evidence or article")
+    arguments.add_argument(
+        "--power-sweep", type=Path, metavar="FOLDER", help="recordings of a card at several power caps"
+    )
+    given = arguments.parse_args()
+    held: list[bool] = []
+    if given.incidents is not None:
+        held.append(judge_corpus(given.incidents, given.half, given.preset))
+    if given.power_sweep is not None:
+        held.append(judge_sweep(given.power_sweep))
+    if not held:
+        print("nothing to judge: name a corpus with --incidents FILE, or see --help", file=sys.stderr)
+        return 2
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":

@@ -107,7 +107,11 @@ def effect_of(evidence: Evidence, bar: Bar) -> Effect:
         settled = uptime >= bar.enter("cold_start.blind_s") and bar.reached("loss.restart_ratio", worst)
     return Effect(
         known=True,
-        slow_output=settled and bar.reached("loss.share", output.slow_share),
+        slow_output=settled
+        and bar.reached("loss.share", output.slow_share)
+        and bar.reached(
+            "loss.ratio", output.output_ratio
+        ),  # the window as a whole, so that no line is crossed by noise
         slow_work=settled and bar.reached("loss.share", output.work_slow_share),
         loss_pct=max(0.0, 100 * (1 - output.output_ratio)),
     )

@@ -285,7 +285,7 @@ def _output(told: Signals) -> OutputEvidence:
     if output is None:
         output = work
     loose = bool(flag("restart")) or (told.texts.get("peers_affected") == "all" and number("period_h") is not None)
-    line = bar.enter("loss.restart_ratio" if loose else "loss.ratio")
+    line = bar.enter("loss.restart_ratio" if loose else "loss.told_ratio")
     itl, prefill, ttft = number("itl_ratio"), number("prefill_ratio"), number("ttft_ratio")
     per_work = [share for share in (work, prefill, 1 / itl if itl else None) if share is not None]
     slow = output is not None and output <= line

@@ -20,7 +20,7 @@ from rules.finding import (
     summary,
 )
 from rules.priors import Strength
-from rules.steps.physical.readings import clock_line, draw_line, fall, is_hot, temperature_line
+from rules.steps.physical.readings import clock_line, draw_line, draw_share, fall, is_hot, temperature_line
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 from telemetry.catalogue import GPU_STATES
@@ -108,6 +108,8 @@ def _is_stuck(gpu: GpuEvidence, bar: Bar) -> bool:
     clock, power, memory = ratio(gpu.sm_clock), ratio(gpu.power), ratio(gpu.mem_clock)
     if gpu.clock_ceiling or bar.reached("gpu_fault.awake_pstate", gpu.pstate):
         return False
+    if bar.reached("power.draw_ratio", draw_share(gpu)):
+        return False  # it draws all that it may: the limit is the reason, also where no reasons are read
     if bar.reached("gpu_fault.mem_clock_ratio", memory) or (
         power is None and bar.reached("gpu_fault.alone_ratio", clock)
     ):

@@ -20,7 +20,15 @@ from rules.finding import (
     summary,
 )
 from rules.priors import Strength
-from rules.steps.physical.readings import clock_line, draw_line, fall, is_harmed, is_hot, temperature_line
+from rules.steps.physical.readings import (
+    clock_line,
+    draw_line,
+    draw_share,
+    fall,
+    is_harmed,
+    is_hot,
+    temperature_line,
+)
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 
@@ -167,15 +175,6 @@ def _cap_reference(gpu: GpuEvidence, bar: Bar) -> tuple[str, float] | None:
         if reference and bar.reached("power.cap_ratio", limit / reference):
             return name, reference
     return None
-
-
-def draw_share(gpu: GpuEvidence) -> float | None:
-    """Draw over enforced limit; None while either is not known in watts."""
-    if gpu.draw_to_limit is not None:
-        return gpu.draw_to_limit
-    if gpu.power is None or gpu.power_limit is None or gpu.power.relative or not gpu.power_limit.value:
-        return None
-    return gpu.power.value / gpu.power_limit.value
 
 
 def _binds(gpu: GpuEvidence, bar: Bar) -> bool:

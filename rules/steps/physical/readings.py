@@ -39,6 +39,15 @@ def draw_line(gpu: GpuEvidence) -> Line | None:
     return line("draw", "gpu.power_w", gpu=gpu.index, power_w=gpu.power.value, limit_w=gpu.power_limit.value)
 
 
+def draw_share(gpu: GpuEvidence) -> float | None:
+    """Draw over enforced limit; None while either is not known in watts."""
+    if gpu.draw_to_limit is not None:
+        return gpu.draw_to_limit
+    if gpu.power is None or gpu.power_limit is None or gpu.power.relative or not gpu.power_limit.value:
+        return None
+    return gpu.power.value / gpu.power_limit.value
+
+
 def fall(evidence: Evidence, effect: Effect) -> dict[str, Number]:
     """The numbers of a summary: what fell, what stayed."""
     return {
