@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
@@ -17,7 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from telemetry.store import http_answer, influxdb_bucket
 from telemetry.store.failure import VICTORIA_PROBE, Target, check_options, is_victoria, one_line, parted, port_of
-from telemetry.store.influxql import identifier, results
+from telemetry.store.influxql import each_result, identifier, results
 from telemetry.store.interface import StoreError
 
 DEFAULT_PORT = 8086
@@ -306,7 +306,12 @@ class InfluxServer:
 
     def query(self, query: str) -> list[dict[str, Any]]:
         """The series of one InfluxQL statement, times in ns."""
+        return self.query_each([query])[0]
+
+    def query_each(self, statements: Sequence[str]) -> list[list[dict[str, Any]]]:
+        """The series of every statement (at least one), which the server answers one after the other; times in ns."""
         generation = self.generation()
+        query = "; ".join(statements)
         parameters = {"db": self.address.database, "epoch": "ns"}
         if generation == 2 and self.address.org:
             parameters["org"] = self.address.org
@@ -315,13 +320,16 @@ class InfluxServer:
                 text, _ = self.call("POST", "/query", parameters, form={"q": query})
             else:
                 text, _ = self.call("GET", "/query", {**parameters, "q": query})
-            return results(text)
+            found = each_result(text)
+            if len(found) < len(statements):
+                raise ValueError(f"the answer holds {len(found)} results of {len(statements)}")
+            return found
         except (Refused, ValueError) as error:
             reason = str(error)
             if "database not found" in reason or "retention policy not found" in reason:
                 if generation == 1:
                     self._is_there = False
-                    return []  # reading is no reason to make it
+                    return [[] for _ in statements]  # reading is no reason to make it
                 raise NoDatabase(
                     f"store {self.url}: bucket {self.address.database!r} can't be read with InfluxQL; create it, or its DBRP mapping"
                 ) from None

@@ -10,6 +10,7 @@ from operator import itemgetter
 from telemetry import catalogue
 from telemetry.catalogue import Kind
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
+from telemetry.store.influxdb_draw import draw
 from telemetry.store.influxdb_http import InfluxServer, TooMuchAtOnce
 from telemetry.store.influxdb_rollup import FLEET, SHOWN_NS, InfluxRollups, Mark, runs
 from telemetry.store.influxql import condition, conditions, identifier, impossible, tags_of
@@ -84,12 +85,10 @@ class InfluxRanges:
     def _range_raw_at_once(
         self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
     ) -> None:
-        plain = {name: how for name, how in chosen.items() if how in ("mean", "min", "max", "last")}
-        self._range_plain(measurement, plain, over, where, columns)
+        drawn_there = {name: how for name, how in chosen.items() if how != "rate"}
+        draw(self._server, measurement, drawn_there, over, where, columns)
         for name, how in chosen.items():
-            if how == "or":
-                self._range_or(measurement, name, over, where, columns)
-            elif how == "rate":
+            if how == "rate":
                 self._range_rate(measurement, name, over, where, columns)
 
     def _range_cells(
@@ -277,36 +276,6 @@ class InfluxRanges:
         ):
             for start_ns, *parts in series["values"]:
                 yield start_ns, Gauge(*parts)
-
-    def _range_plain(
-        self, measurement: str, chosen: Mapping[str, str], over: Buckets, where: Where | None, columns: Columns
-    ) -> None:
-        if not chosen:
-            return
-        select = ", ".join(f"{how}({identifier(name)}) AS {identifier(name)}" for name, how in chosen.items())
-        for series in self._query(
-            f"SELECT {select} FROM {identifier(measurement)} WHERE {condition((over.first_ns, over.end_ns), where)} "
-            f"GROUP BY time({over.step_ns}ns), * fill(none)"
-        ):
-            tags = tags_of(series)
-            places = [(place, name) for place, name in enumerate(series["columns"]) if name in chosen]
-            for row in series["values"]:
-                bucket = (row[0] - over.first_ns) // over.step_ns
-                for place, name in places:
-                    if row[place] is not None:
-                        columns.put(tags, name, bucket, row[place])
-
-    def _range_or(self, measurement: str, name: str, over: Buckets, where: Where | None, columns: Columns) -> None:
-        for series in self._query(
-            f"SELECT distinct({identifier(name)}) FROM {identifier(measurement)} WHERE {condition((over.first_ns, over.end_ns), where)} "
-            f"GROUP BY time({over.step_ns}ns), * fill(none)"
-        ):
-            joined: dict[int, int] = {}
-            for time_ns, mask in series["values"]:
-                if mask is not None:
-                    joined[time_ns] = joined.get(time_ns, 0) | int(mask)
-            for time_ns, mask in joined.items():
-                columns.put(tags_of(series), name, (time_ns - over.first_ns) // over.step_ns, mask)
 
     def _range_rate(self, measurement: str, name: str, over: Buckets, where: Where | None, columns: Columns) -> None:
         for series in self._query(

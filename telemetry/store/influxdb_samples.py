@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -17,7 +16,8 @@ from telemetry import catalogue, lineprotocol
 from telemetry.sample import Sample, Value
 from telemetry.store.buckets import named, only, order
 from telemetry.store.influxdb_http import InfluxServer
-from telemetry.store.influxql import condition, conditions, identifier, impossible, tags_of
+from telemetry.store.influxdb_series import Key, series_of
+from telemetry.store.influxql import condition, identifier, impossible, tags_of
 from telemetry.store.interface import Where
 
 COUNT = "sample_fields"
@@ -31,12 +31,10 @@ _STRAGGLERS = 0.05  # the share of series that is not waited for by a longer rea
 _TICK_S = 1.2
 _PAUSES_S = (0.01, 0.04, 0.15)  # before a row that lacks fields is asked for again
 
-_Key = tuple[tuple[str, str], ...]
-
 
 class _Row(NamedTuple):
     time_ns: int
-    key: _Key
+    key: Key
     sample: Sample  # may have none of the fields asked for
     written: int | None  # how many it was written with; None of one by another writer, or while that doesn't show yet
     shown: int  # how many there are of those asked for
@@ -60,7 +58,7 @@ class InfluxSamples:
         names = named(measurement, fields)
         if impossible(where) or not names:
             return []
-        of_series = self._series(measurement, where)
+        of_series = series_of(self._server, measurement, where)
         span = (since_ns, _ALWAYS)
         if of_series is None or len(of_series) <= _FEW:
             found = self._newest_by_series(measurement, names if fields is not None else None, span, where)
@@ -97,7 +95,7 @@ class InfluxSamples:
 
     def _newest_by_series(
         self, measurement: str, names: Sequence[str] | None, span: tuple[int, int], where: Where | None
-    ) -> dict[_Key, _Row]:
+    ) -> dict[Key, _Row]:
         """Asked of the server series by series, two rows each: what the one before had says what the newest may lack."""
         tail = "GROUP BY * ORDER BY time DESC LIMIT 2"
         rows = self._whole(
@@ -113,8 +111,8 @@ class InfluxSamples:
         names: Sequence[str] | None,
         span: tuple[int, int],
         where: Where | None,
-        of_series: Mapping[_Key, Mapping[str, str]],
-    ) -> dict[_Key, _Row]:
+        of_series: Mapping[Key, Mapping[str, str]],
+    ) -> dict[Key, _Row]:
         """All rows of the newest seconds in one series, which costs the server least; then what none was seen of."""
         now_ns = time.time_ns()
         tags = self._tag_names(measurement)
@@ -132,20 +130,6 @@ class InfluxSamples:
             found |= self._newest_by_series(measurement, names, span, rest)
         self._reach_s[measurement] = _reach_s([(now_ns - row.time_ns) / 1e9 for row in found.values()])
         return found
-
-    def _series(self, measurement: str, where: Where | None) -> dict[_Key, Mapping[str, str]] | None:
-        """All there are, living or not; None when the server doesn't say."""
-        if self._server.generation() > 2:
-            return None
-        clause = " AND ".join(conditions(where))
-        rows = self._server.query(
-            f"SHOW SERIES FROM {identifier(measurement)}" + (f" WHERE {clause}" if clause else "")
-        )
-        try:
-            found = [_tags_of_key(row[0]) for series in rows for row in series["values"]]
-        except ValueError:
-            return None
-        return {order(tags): tags for tags in found}
 
     def _tag_names(self, measurement: str) -> frozenset[str]:
         found = self._server.query(f"SHOW TAG KEYS FROM {identifier(measurement)}")
@@ -172,7 +156,7 @@ class InfluxSamples:
         for series in self._server.query_over(span, lambda part: f"{head} {condition(part, where)} {tail}"):
             layout = _layout(series["columns"], known, ungrouped)
             shared = tags_of(series)
-            seen: dict[tuple[Any, ...], tuple[Mapping[str, str], _Key]] = {(): (shared, order(shared))}
+            seen: dict[tuple[Any, ...], tuple[Mapping[str, str], Key]] = {(): (shared, order(shared))}
             for row in series["values"]:
                 own = tuple([row[place] for place, _ in layout.tags])
                 if own not in seen:
@@ -197,11 +181,6 @@ class InfluxSamples:
             merged = {(row.key, row.time_ns): row for row in (*rows, *again)}
             rows = sorted(merged.values(), key=itemgetter(0))
         return rows
-
-
-@lru_cache(maxsize=16384)
-def _tags_of_key(key: str) -> Mapping[str, str]:
-    return lineprotocol.decode(f"{key} x=1 1").tags
 
 
 class _Layout(NamedTuple):
@@ -232,7 +211,7 @@ def _doubtful(rows: Sequence[_Row], every_field: bool) -> list[_Row]:
     room for that field.
     """
     found: list[_Row] = []
-    before: dict[_Key, _Row] = {}
+    before: dict[Key, _Row] = {}
     for row in rows:
         earlier = before.get(row.key)
         before[row.key] = row

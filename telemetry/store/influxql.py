@@ -14,6 +14,11 @@ from telemetry.store.interface import Where
 
 def results(text: str) -> list[dict[str, Any]]:
     """The series of a /query answer. ValueError with the server's words when it holds an error or is no such answer."""
+    return each_result(text)[0]
+
+
+def each_result(text: str) -> list[list[dict[str, Any]]]:
+    """The series of every statement (at least one) of a /query answer. ValueError as `results`."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -22,10 +27,13 @@ def results(text: str) -> list[dict[str, Any]]:
     if not isinstance(results, list) or not results:
         error = answer.get("error") if isinstance(answer, dict) else None
         raise ValueError(str(error or "the answer holds no results"))
-    first = results[0]
-    if isinstance(first, dict) and "error" in first:
-        raise ValueError(str(first["error"]))
-    series = first.get("series", []) if isinstance(first, dict) else None
+    return [_series(result) for result in results]
+
+
+def _series(result: object) -> list[dict[str, Any]]:
+    if isinstance(result, dict) and "error" in result:
+        raise ValueError(str(result["error"]))
+    series = result.get("series", []) if isinstance(result, dict) else None
     if not isinstance(series, list) or not all(map(_is_series, series)):
         raise ValueError("the answer holds no series")
     return series

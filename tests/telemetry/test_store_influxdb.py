@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from telemetry.sample import Sample
-from telemetry.store import StoreDown, StoreError, influxdb_rollup, open_existing, open_store, public_url
+from telemetry.store import StoreDown, StoreError, influxdb_draw, influxdb_rollup, open_existing, open_store, public_url
 from telemetry.store.influxdb import InfluxStore
 from telemetry.store.influxdb_http import parse
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS
@@ -307,6 +307,46 @@ def test_two_that_roll_up_at_once_and_a_write_between_them_lose_nothing(
     assert len(one._rollups.open("minute", 0, 2**62)) == 1  # so it is done once more
     one.close()
     two.close()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("few", [0, 64])
+def test_each_series_has_its_own_buckets_whether_it_is_asked_for_alone_or_among_others(
+    influxd: Influxd, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(influxdb_draw, "_FEW", few)
+    store = InfluxStore(influxd.new_url())
+    tags: list[dict[str, str]] = [  # a card that was changed, and hosts that were given a rack, or lost it
+        {"gpu": "0", "node": "n'1"},
+        {"gpu": "0", "node": "n'1", "rack": "r 1"},
+        {"gpu": "0", "node": "n'1", "rack": "r 1", "uuid": "GPU-1"},
+        {"gpu": "0", "node": "n'1", "uuid": "GPU-1"},
+    ]
+    names = ["temp_c", "throttle_reasons", "state", "xid_total"]
+    store.write(
+        [
+            Sample(
+                "gpu",
+                own,
+                {"temp_c": 10.0 * i + t, "throttle_reasons": 1 << (i + 40 * t), "state": i + 2 - t, "xid_total": i + t},
+                T0 + (30 * (i % 3) + t) * S,
+            )
+            for i, own in enumerate(tags)
+            for t in range(2)
+        ]
+    )
+    span = {"start_ns": T0, "end_ns": T0 + 90 * S, "step_ns": 30 * S}
+    found = store.range("gpu", names, **span, where={"node": "n'1"})
+    wanted: list[tuple[dict[str, str], str, list[float | None]]] = []
+    for i, own in enumerate(tags):
+        drawn = (10.0 * i + 0.5, float(1 << i | 1 << i + 40), i + 2.0, i + 1.0)
+        wanted += [
+            (own, name, [value if place == i % 3 else None for place in range(3)])
+            for name, value in zip(names, drawn, strict=True)
+        ]
+    assert [(column.tags, column.field, column.values) for column in found] == wanted
+    assert store.range("gpu", names, **span, where={"node": "n1"}) == []
+    store.close()
 
 
 @pytest.mark.parametrize("version", ["v2.7.1", "3.11.2"])
