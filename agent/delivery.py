@@ -21,6 +21,9 @@ FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
 """A page is live again so soon after an outage; 125 hosts then ask some 17 times a second, a seventh of what they do when all is well."""
 
+PATIENCE_S = 300.0
+"""What would take longer at the pace of resting is sent without a rest."""
+
 _HOPELESS = 64
 """Attempts at one batch of which none succeeded: its samples are more than one tick's, and not all of them can be bad."""
 
@@ -31,7 +34,8 @@ class Delivery:
     Nothing leaves the spool before the store has it for good. A store that fails is tried again after 1 s, 2 s ... 10 s, each with
     jitter, or as late as it asks for, and told of in at most one log line a minute. A sample that the store refuses for good, or
     that alone makes it fail, is counted in `rejected` and never holds up the others. While it catches up it rests as long as it
-    computes, so that the host's engines keep their cores; what it waits for the server is rest enough.
+    computes, so that the host's engines keep their cores; what it waits for the server is rest enough. The backlog of a long outage
+    gets no rest until five minutes of it are left.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Delivery:
 
     def carry(self) -> float:
         """One round: live samples, then one batch of the backlog. The seconds to rest before the next; never raises."""
-        started_s = self._computed_s()
+        computed_s, began_s = self._computed_s(), self._monotonic()
         try:
             live = self._carry_live()
             backlog = self._spool.backlog(self._batch_samples)
@@ -110,7 +114,9 @@ class Delivery:
             return self._failed(error)
         self._succeeded()
         if backlog:
-            return self._computed_s() - started_s
+            computed_s = self._computed_s() - computed_s
+            round_s = self._monotonic() - began_s + computed_s
+            return computed_s if round_s * self._spool.waiting_blocks <= PATIENCE_S * len(backlog) else 0.0
         return 0.0 if live else 0.1
 
     def _carry_live(self) -> int:

@@ -173,14 +173,20 @@ def test_a_store_that_may_lose_what_it_took_goes_on_after_it_was_down_and_is_sen
     spool.close()
 
 
-def test_while_it_catches_up_it_rests_as_long_as_it_computed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("waited_s", "rest_s"), [(1.0, 0.25), (99.0, 0.25), (100.0, 0.0)])
+def test_while_it_catches_up_it_rests_as_long_as_it_computed_unless_more_than_five_minutes_are_left(
+    tmp_path: Path, waited_s: float, rest_s: float
+) -> None:
     before = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
     fill(before, range(40))
     before.close()
     spool = Spool(tmp_path / "spool", commit_every_s=None, min_free_bytes=0)
     computed = iter([3.0, 3.25])
-    delivery = Delivery(spool, Ledger().open, batch_samples=10, computed_s=lambda: next(computed))
-    assert delivery.carry() == 0.25
+    now = iter([10.0, 10.0 + waited_s])
+    delivery = Delivery(
+        spool, Ledger().open, batch_samples=10, monotonic=lambda: next(now), computed_s=lambda: next(computed)
+    )
+    assert delivery.carry() == rest_s  # three more such rounds
     assert delivery.delivered == 10
     spool.close()
 
