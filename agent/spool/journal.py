@@ -27,7 +27,10 @@ BLOCK_SAMPLES = 2000
 LIVE_SAMPLES = 3000
 """So many samples stay in memory for the delivery; older ones are read from disk."""
 
-_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (*_FULL, errno.EFBIG)
+_MAY_PASS = ("disk_full", "disk_low")
+"""Want of room that others made, and may end."""
 
 
 class Journal:
@@ -66,6 +69,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._unwritten: list[Block] = []  # guarded by `files`
         self._cursor_dirty = False
+        self._put_out_bytes = 0  # of segments that had to leave a full disk while their samples were in memory still
         self._adopt()
         self._place = disk.identity(folder)
         self._untold = 0  # samples that went with a folder which could not be made anew yet
@@ -203,10 +207,11 @@ class Journal:
 
     def commit(self, samples: Sequence[Sample], appended_s: float | None) -> bool:
         """Write and sync the samples and what was left over; True when nothing is left unwritten. For who holds `files`."""
+        again = self._put_out() if self._is_room_again() else []
         blocks = self._blocks(samples, appended_s)
         with self.memory:
             self.live.add(blocks)
-            self._unwritten = [block for block in self._unwritten + blocks if self._is_wanted(block)]
+            self._unwritten = [block for block in again + self._unwritten + blocks if self._is_wanted(block)]
         if self._unwritten:
             self._write_unwritten()
         with self.memory:
@@ -218,8 +223,40 @@ class Journal:
         """Whether it must be on disk. For who holds `memory`."""
         return not block.settled or block in self.held
 
+    def _is_room_again(self) -> bool:
+        """Whether all that was put out of a full disk, and is in memory still, fits there again."""
+        if not self._put_out_bytes:
+            return False
+        try:
+            free, least = self._free()
+        except OSError:
+            return False
+        return free - least >= self._put_out_bytes
+
+    def _put_out(self) -> list[Block]:
+        """What was put out of a full disk and is in memory still, to be written once more: under new numbers, for those in a
+        segment ascend."""
+        self._put_out_bytes = 0
+        with self.memory:
+            found = [block for block in self.live.only_here() if not block.unwritten and block.reason in _MAY_PASS]
+            for block in found:
+                lane = self.lanes[block.lane]
+                lane.delivered.add(block.sequence, block.sequence)
+                block.sequence, lane.next_sequence = lane.next_sequence, lane.next_sequence + 1
+                block.unwritten = True
+            self.live.renumber()
+        return found
+
     def seal(self) -> None:
-        """Let go of the files. For who holds `files`."""
+        """Let go of the files; what is in memory only is given up and counted. For who holds `files`."""
+        with self.memory:
+            left = self.live.only_here()
+            for block in left:
+                self.dropped[block.reason or "memory"] += block.count
+            self.settle(left)
+        if left:
+            count = sum(block.count for block in left)
+            log.warning("spool %s: ends with %d samples that no disk took, which are lost", self._folder, count)
         for lane in self.lanes.values():
             lane.seal()
         self.tidy()
@@ -288,7 +325,7 @@ class Journal:
             except OSError as error:
                 if error.errno == errno.EFBIG and lane.active_size:
                     lane.seal()  # a limit on the size of one file: the next one has room again
-                elif error.errno not in _NO_ROOM or not self._drop_oldest("disk_full"):
+                elif error.errno not in _FULL or not self._drop_oldest("disk_full"):
                     raise
         while self.size_bytes > self._max_bytes and self._drop_oldest("spool_full"):
             pass
@@ -297,8 +334,7 @@ class Journal:
         """Whether there is room for data, after the oldest data has gone if need be."""
         try:
             while True:
-                free, total = self._disk.free(self._folder)
-                least = self._min_free_bytes if self._min_free_bytes is not None else min(1 << 30, total // 10)
+                free, least = self._free()
                 if free >= least:
                     return True
                 if not self._drop_oldest("disk_low"):
@@ -306,6 +342,11 @@ class Journal:
                     return False
         except OSError:
             return True  # then the write itself will tell
+
+    def _free(self) -> tuple[int, int]:
+        """(bytes that are free, bytes that must stay so). OSError."""
+        free, total = self._disk.free(self._folder)
+        return free, self._min_free_bytes if self._min_free_bytes is not None else min(1 << 30, total // 10)
 
     def _drop_oldest(self, reason: str) -> bool:
         """Give up the oldest segment of data; False when there is none. Samples that are in no other place are counted."""
@@ -320,16 +361,19 @@ class Journal:
             lane.remove(segment, keep_damaged=False)
         except OSError:
             return False
-        lost = 0
+        lost, is_in_memory = 0, False
         with self.memory:
             for record in records:
                 block = self.live.get(DATA, record.sequence)
                 if block is not None:
                     block.durable, block.reason = False, reason  # still in memory, and delivered from there
+                    is_in_memory = True
                 elif record.sequence not in lane.delivered:
                     lost += record.samples
             self._settle_span(lane, segment.first, segment.last)
             self.held.forget(DATA, segment.first, segment.last)
+        if is_in_memory and reason in _MAY_PASS:
+            self._put_out_bytes += segment.size
         if lost:
             self.dropped[reason] += lost
             self._quiet.warning(

@@ -40,24 +40,33 @@ class Live:
         return chosen[::-1]
 
     def trim(self) -> list[Block]:
-        """Beyond `most_samples`, forget what is on disk and pack what is not; the data for which `most_bytes` are not enough."""
+        """Beyond `most_samples`, forget what is on disk and pack what is not; the oldest data for which `most_bytes` are not enough."""
         count = sum(block.count for block in self._blocks.values())
-        unsafe = sum(len(block.packed) for block in self._blocks.values() if not block.durable)
-        lost: list[Block] = []
         for block in list(self._blocks.values()):
             if count <= self._most_samples:
                 break
             count -= block.count
             if block.durable:
                 self.remove(block)
-                continue
-            if block.decoded is not None:
+            else:
                 block.spare_memory()
-                unsafe += len(block.packed)
-            if block.lane == DATA and unsafe > self._most_bytes:
+        unsafe = sum(len(block.packed) for block in self._blocks.values() if not block.durable)
+        lost: list[Block] = []
+        for block in self._blocks.values():
+            if unsafe <= self._most_bytes:
+                break
+            if block.lane == DATA and block.packed and not block.durable:
                 unsafe -= len(block.packed)
                 lost.append(block)
         return lost
+
+    def renumber(self) -> None:
+        """Some have another sequence than before, in their old place."""
+        self._blocks = {(block.lane, block.sequence): block for block in self._blocks.values()}
+
+    def only_here(self) -> list[Block]:
+        """Those that no disk has."""
+        return [block for block in self._blocks.values() if not block.durable]
 
     def spans_without(self, lane: str, first: int, last: int) -> list[tuple[int, int]]:
         """first..last without the numbers that are here, as closed spans."""
