@@ -104,6 +104,8 @@ class GpuEvidence:
     link_bytes_s: Seen = None  # received over PCIe
     link_bandwidth: Seen = None
     left_behind: bool = False  # a process of an engine that ended still holds memory
+    healthy: bool | None = None  # by its own word
+    link_up: bool | None = None  # its network port
 
     @property
     def loaded(self) -> bool:
@@ -212,6 +214,7 @@ class RoomEvidence:
     node_power: Seen = None
     node_cap: Seen = None
     headroom_redundant: Seen = None
+    circuit_load: Seen = None  # percent of what the circuit may carry for long
     redundancy: int | None = None  # telemetry.catalogue.REDUNDANCY_STATES
     psu_failed: int | None = None
     psu_count: int | None = None

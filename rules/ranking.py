@@ -86,12 +86,25 @@ def _root_of(finding: Finding, all_found: Sequence[Finding]) -> Cause | None:
             continue
         if finding.strength is Strength.PROOF and other.strength is not Strength.PROOF:
             continue  # what says itself outright follows from nothing that is only likely
+        if _outweighs(finding, other):
+            continue
         if other.cause in EXPLAINS.get(finding.cause, ()):
             if _settles(other, finding):
                 return other.cause
         elif not _leads(finding, other):
             return other.cause
     return None
+
+
+def _outweighs(finding: Finding, other: Finding) -> bool:
+    """Of two physical causes, the one with the stronger signs is no symptom of the other: a cap that is seen to bind explains a low
+    clock, and a low clock does not explain the cap."""
+    if STEP_OF[finding.cause] is not Step.PHYSICAL or STEP_OF[other.cause] is not Step.PHYSICAL:
+        return False
+    order = list(Strength)
+    if finding.strength is None or other.strength is None:
+        return False
+    return order.index(finding.strength) < order.index(other.strength)
 
 
 def _settles(first: Finding, second: Finding) -> bool:
@@ -139,6 +152,7 @@ def verdicts_of(
                 fixes=tuple(sorted(finding.fixes, key=lambda fix: CHEAPEST_FIRST.index(fix.cost))),
                 summary=finding.summary,
                 loss_tokens_per_s=_lost(evidence),
+                gpus=finding.gpus,
             )
         )
     return tuple(found)

@@ -185,7 +185,9 @@ def _is_gone(pair: Pair, evidence: Evidence) -> bool:
     return engine is not None and not is_silent(evidence, bar) and bar.reached("telemetry.gone_s", engine.age_s)
 
 
-_COUNTED = frozenset(f"gpu.throttle_{name}_s" for name in ("hw_thermal", "sw_thermal", "sw_power", "hw_power_brake"))
+_COUNTED = frozenset(
+    f"gpu.throttle_{name}_s" for name in ("hw_thermal", "sw_thermal", "thermal", "sw_power", "hw_power_brake")
+)
 """A duty read from a duration counter is learned beside the one read from the mask."""
 
 

@@ -129,6 +129,7 @@ class Verdict:
     fixes: tuple[Fix, ...]  # cheapest first
     summary: Line
     loss_tokens_per_s: float | None = None  # expected minus actual, >= 0; None when either is not known
+    gpus: tuple[str, ...] = ()  # of the pair, by index, where it is about some of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ def verdict_json(diagnosis: Diagnosis, language: str = "en") -> list[dict[str, o
             "loss_tokens_per_s": None if verdict.loss_tokens_per_s is None else round(verdict.loss_tokens_per_s, 1),
             "scope": verdict.scope,
             "subject": dict(verdict.subject),
+            "gpus": list(verdict.gpus),
             "since_ns": verdict.since_ns,
             "summary": verdict.summary.text(language),
             "evidence": [{"text": line.text(language), "lane": line.lane, **line.values} for line in verdict.evidence],
@@ -237,6 +239,7 @@ def _plain(diagnosis: Diagnosis) -> dict[str, object]:
                 "fixes": [[fix.key, str(fix.cost), dict(fix.values)] for fix in v.fixes],
                 "summary": _line(v.summary),
                 "loss_tokens_per_s": v.loss_tokens_per_s,
+                "gpus": list(v.gpus),
             }
             for v in diagnosis.verdicts
         ],
@@ -275,6 +278,7 @@ def _diagnosis(plain: Mapping[str, object]) -> Diagnosis:
             tuple(Fix(key, Cost(cost), values) for key, cost, values in v["fixes"]),
             _to_line(v["summary"]),
             v.get("loss_tokens_per_s"),  # one that was written before there was this number has none
+            tuple(str(index) for index in v.get("gpus", ())),
         )
         for v in data["verdicts"]  # type: ignore[attr-defined]
     )

@@ -29,7 +29,7 @@ KEPT: Mapping[str, frozenset[str]] = {
         "mem_clock_mhz mem_clock_max_mhz pstate throttle_reasons fan_pct pcie_rx_bytes_s pcie_gen pcie_gen_max pcie_width "
         "pcie_width_max processes state throttle_sw_power_s throttle_sw_thermal_s throttle_hw_thermal_s "
         "throttle_hw_power_brake_s pcie_replays_total ecc_uncorrected_total remapped_rows_total remap_pending remap_failed "
-        "xid_total"
+        "xid_total healthy link_up throttle_thermal_s"
     ),
     "engine": _names(
         "generation_tokens_total delivered_tokens_total prompt_tokens_total preemptions_total requests_finished_total "
@@ -150,6 +150,7 @@ class Window:
         self._events_ns = int(events_s * SECOND)
         self._devices: dict[tuple[str, tuple[tuple[str, str], ...]], Device] = {}
         self._nodes: dict[str, dict[str, list[Device]]] = {}
+        self.circuits: dict[str, Device] = {}
         self.events: list[Event] = []
         self.last_ns = 0
 
@@ -192,6 +193,8 @@ class Window:
             device = self._devices[key] = Device(sample.measurement, sample.tags)
             node = self._nodes.setdefault(sample.tags.get("node", ""), {})
             node.setdefault(sample.measurement, []).append(device)
+            if sample.measurement == "circuit":
+                self.circuits[sample.tags.get("circuit", "")] = device
         return device
 
     def _add_event(self, sample: Sample) -> None:

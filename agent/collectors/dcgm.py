@@ -10,8 +10,9 @@ from agent.collectors.dcgm_violations import ViolationUnit
 from agent.collectors.exporter import EVERY_S, KEPT_S, MISSES, Device, ExporterScrape, Presence, Reading
 from agent.collectors.interface import Collector, Finding, KnowsDevices, Level, Tags, Tick
 from agent.exposition import Exposition
-from agent.nvml import codes, xid
+from agent.nvml import codes
 from agent.settings import AgentSettings
+from telemetry import xid
 from telemetry.catalogue import GPU, MIG
 from telemetry.messages import say
 from telemetry.sample import Sample, Value

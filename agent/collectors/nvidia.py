@@ -10,11 +10,12 @@ from agent.collectors.interface import Finding, Tags, Tick
 from agent.collectors.nvidia_findings import Condition, findings
 from agent.driver import LOST
 from agent.kernel_log import KernelLog
-from agent.nvml import codes, kernel_lines, xid
+from agent.nvml import codes, kernel_lines
 from agent.nvml.xid_ledger import XidLedger
 from agent.reader_process import ReaderProcess
 from agent.settings import AgentSettings
 from agent.timing import ReaderTiming
+from telemetry import xid
 from telemetry.lineprotocol import printable
 from telemetry.sample import Sample
 

@@ -40,7 +40,7 @@ def observe(
         gpus=observe_gpus(reader, pair.gpus, neighbour_temps),
         engine=observe_engine(reader, pair.engine) if pair.engine is not None else None,
         host=observe_host(reader, hosts[-1]) if hosts else None,
-        room=observe_room(reader, window, pair.node, other_inlets),
+        room=observe_room(reader, window, pair, other_inlets),
         output=output,
         peers=peers,
         events=tuple(window.events_of(pair.node, reader.start(3600), reader.at_ns)),

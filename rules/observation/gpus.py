@@ -11,12 +11,14 @@ from rules.observation.reader import BACK_S, NOW_S, Reader
 from rules.window import SECOND, Device
 from telemetry.pairs import THROTTLE_REASONS
 
-COUNTERS = {
+COUNTERS: Mapping[str, str] = {
     "hw_thermal": "throttle_hw_thermal_s",
-    "sw_thermal": "throttle_sw_thermal_s",
+    "sw_thermal": "throttle_sw_thermal_s throttle_thermal_s",
     "sw_power_cap": "throttle_sw_power_s",
     "hw_power_brake": "throttle_hw_power_brake_s",
 }
+"""Seconds under each reason, by counter; one that does not tell software from hardware stands for the software's."""
+
 BITS = {name: bit for bit, name in THROTTLE_REASONS}
 JUDGED_BITS = ("hw_thermal", "sw_thermal", "sw_power_cap", "hw_power_brake", "hw_slowdown", "sync_boost")
 
@@ -37,6 +39,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
     temp = reader.gauge(gpu, "temp_c", index)
     temp_limit, mem_limit = gpu.known("temp_limit_c", reader.at_ns), gpu.known("mem_temp_limit_c", reader.at_ns)
     mem_temp = reader.gauge(gpu, "mem_temp_c", index)
+    healthy, link_up = reader.last(gpu, "healthy", index), reader.last(gpu, "link_up", index)
     state, pstate = reader.last(gpu, "state", index), reader.last(gpu, "pstate", index)
     ecc = reader.growth(gpu, "ecc_uncorrected_total", BACK_S)
     remapped = reader.growth(gpu, "remapped_rows_total", BACK_S)
@@ -79,6 +82,8 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
         active=reader.gauge(gpu, "sm_active_pct", index),
         remapped_new=None if remapped is None else Observation(remapped[0], "gpu.remapped_rows_total", index, 0.0),
         mem_used_bytes=used,
+        healthy=None if healthy is None else bool(healthy.value),
+        link_up=None if link_up is None else bool(link_up.value),
         link_bytes_s=reader.gauge(gpu, "pcie_rx_bytes_s", index),
     )
 
@@ -113,11 +118,12 @@ def _duties(reader: Reader, gpu: Device, index: str) -> dict[str, Observation]:
     for name in JUDGED_BITS:
         share = sum(1 for mask in now if mask & BITS[name]) / len(now) if now else None
         lane, samples = "gpu.throttle_reasons", len(now)
-        grown = reader.growth(gpu, COUNTERS[name], NOW_S) if name in COUNTERS else None
-        if grown is not None and grown[1] > 0:
-            counted = min(max(grown[0] / grown[1], 0.0), 1.0)
-            if share is None or counted > share:
-                share, lane = counted, f"gpu.{COUNTERS[name]}"
+        for counter in COUNTERS.get(name, "").split():
+            grown = reader.growth(gpu, counter, NOW_S)
+            if grown is not None and grown[1] > 0:
+                counted = min(max(grown[0] / grown[1], 0.0), 1.0)
+                if share is None or counted > share:
+                    share, lane = counted, f"gpu.{counter}"
         if share is None:
             continue
         source = f"{index}.{name}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rules.evidence import HostEvidence, Observation, RoomEvidence
 from rules.observation.reader import ROOM_S, Reader
+from rules.pair import Pair
 from rules.window import SECOND, Device, Window
 
 
@@ -33,7 +34,8 @@ def observe_host(reader: Reader, host: Device) -> HostEvidence:
     )
 
 
-def observe_room(reader: Reader, window: Window, node: str, other_inlets: Sequence[float]) -> RoomEvidence:
+def observe_room(reader: Reader, window: Window, pair: Pair, other_inlets: Sequence[float]) -> RoomEvidence:
+    node, circuit = pair.node, window.circuits.get(pair.subject.get("circuit", ""))
     thermal, power = window.devices(node, "thermal"), window.devices(node, "power")
     inlet = reader.last(thermal[-1], "inlet_c", look_s=ROOM_S) if thermal else None
     psus = [reader.last(psu, "ok", psu.tags.get("psu", ""), ROOM_S) for psu in window.devices(node, "psu")]
@@ -48,6 +50,7 @@ def observe_room(reader: Reader, window: Window, node: str, other_inlets: Sequen
         node_power=reader.last(power[-1], "node_w", look_s=ROOM_S) if power else None,
         node_cap=reader.last(power[-1], "cap_w", look_s=ROOM_S) if power else None,
         headroom_redundant=reader.last(power[-1], "headroom_redundant_pct", look_s=ROOM_S) if power else None,
+        circuit_load=None if circuit is None else reader.gauge(circuit, "load_pct", look_s=ROOM_S),
         redundancy=None if redundancy is None else int(redundancy.value),
         psu_failed=sum(1 for ok in known if not ok) if known else None,
         psu_count=len(known) if known else None,

@@ -10,6 +10,7 @@ from rules.finding import (
     effect_of,
     fix,
     line,
+    names,
     names_cause,
     no_data,
     pair_line,
@@ -38,6 +39,9 @@ def network(evidence: Evidence, bar: Bar) -> Finding:
     errors = value(fabric.errors_new)
     if errors and effect.hurts:
         signs.append(Sign(Strength.STRONG, line("link_errors", "", errors=errors)))
+    down = [gpu.index for gpu in evidence.gpus if gpu.link_up is False]
+    if down and effect.hurts:
+        signs.append(Sign(Strength.STRONG, line("port_down", "gpu.link_up", gpus=names(down))))
     for gpu in evidence.gpus:
         carried = ratio(gpu.link_bandwidth)
         if fabric.transport and effect.hurts and bar.reached("pcie_link.bandwidth_ratio", carried):
@@ -54,6 +58,9 @@ def network(evidence: Evidence, bar: Bar) -> Finding:
             (fix("check_path", Cost.OPERATIONS_CHEAP), fix("fast_transport", Cost.SOFTWARE_CHEAP)),
             alone=True,
         )
+    if any(gpu.link_up is not None for gpu in evidence.gpus):
+        seen = line("port_harmless", "gpu.link_up", gpus=names(down)) if down else line("ports_up", "gpu.link_up")
+        return ruled_out(Cause.NETWORK, seen)
     if outside is not None:
         return ruled_out(Cause.NETWORK, line("client_extra", "", extra_s=outside))
     if fabric.transport:

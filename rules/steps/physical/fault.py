@@ -23,10 +23,9 @@ from rules.priors import Strength
 from rules.steps.physical.readings import clock_line, draw_line, draw_share, fall, is_hot, temperature_line
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
+from rules.window import Event
 from telemetry.catalogue import GPU_STATES
-
-IGNORED_XIDS = frozenset((13, 31, 43, 45, 63, 69))
-"""63 is a remap that was recorded (maintenance); the others come from the application. Source: NVIDIA's Xid catalogue."""
+from telemetry.xid import MEANINGS
 
 FAULT_STATES = frozenset((1, 2, 4, 6))  # lost, reset required, hung, absent
 
@@ -45,8 +44,7 @@ def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
             lines += found
     recent = evidence.at_ns - int(bar.enter("gpu_fault.recent_s") * 1e9)
     for event in evidence.events:
-        hardware = event.kind == "xid" and event.code not in IGNORED_XIDS
-        if event.time_ns >= recent and (hardware or event.kind == "gpu_lost"):
+        if event.time_ns >= recent and (event.kind == "gpu_lost" or _severity(event) == "critical"):
             lines.append(line(event.kind, "gpu.xid_total", subject=event.subject or "?", code=event.code or 0))
             since.append(event.time_ns)
             gpus += [gpu.index for gpu in evidence.gpus if gpu.index == event.subject and gpu.index not in gpus]
@@ -61,7 +59,7 @@ def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
             gpus=tuple(gpus),
             alone=True,
         )
-    stuck = _stuck_clock(evidence, bar) or _remapped(evidence, bar) or _odd_one(evidence, bar)
+    stuck = _warned(evidence, bar) or _stuck_clock(evidence, bar) or _remapped(evidence, bar) or _odd_one(evidence, bar)
     if stuck is not None:
         return stuck
     if evidence.told:
@@ -71,6 +69,44 @@ def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
         Cause.GPU_FAULT,
         line("no_fault", "gpu.state", gpus=len(evidence.gpus)),
         line("remap_pending", "gpu.remap_pending", gpus=names(pending)) if pending else None,
+    )
+
+
+def _severity(event: Event) -> str:
+    """How bad an XID is; one that the catalogue does not name is bad until it is known to be less, empty for any other event."""
+    if event.kind != "xid":
+        return ""
+    meaning = MEANINGS.get(event.code or 0)
+    return meaning.severity if meaning is not None else "critical"
+
+
+def _warned(evidence: Evidence, bar: Bar) -> Finding | None:
+    """An XID that only warns (links, many corrected errors), or a fault that the card's own monitor tells, beside a loss."""
+    effect = effect_of(evidence, bar)
+    recent = evidence.at_ns - int(bar.enter("gpu_fault.recent_s") * 1e9)
+    warnings = [
+        event
+        for event in evidence.events
+        if event.time_ns >= recent and (event.kind == "gpu_fault" or _severity(event) == "warning")
+    ]
+    if not warnings or not effect.hurts:
+        return None
+    since = min(event.time_ns for event in warnings)
+    indices = {gpu.index for gpu in evidence.gpus}
+    return confirmed(
+        Cause.GPU_FAULT,
+        Strength.FAIR,
+        (
+            *(
+                line(event.kind, "gpu.xid_total", subject=event.subject or "?", code=event.code or 0)
+                for event in warnings
+            ),
+            pair_line(evidence),
+        ),
+        names_cause(Cause.GPU_FAULT, effect),
+        (fix("drain_reset", Cost.OPERATIONS_CHEAP), fix("replace_gpu", Cost.HARDWARE_COSTLY)),
+        since_ns=since or None,
+        gpus=tuple(sorted({event.subject for event in warnings} & indices)),
     )
 
 
@@ -93,6 +129,8 @@ def _faults_of(gpu: GpuEvidence) -> list[Line]:
     found = []
     if gpu.state in FAULT_STATES:
         found.append(line("gpu_state", "gpu.state", gpu=gpu.index, state=GPU_STATES[gpu.state or 0]))
+    if gpu.healthy is False:
+        found.append(line("unhealthy", "gpu.healthy", gpu=gpu.index))
     if gpu.remap_failed:
         found.append(line("remap_failed", "gpu.remap_failed", gpu=gpu.index))
     if gpu.contained_error:

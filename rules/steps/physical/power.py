@@ -31,6 +31,7 @@ from rules.steps.physical.readings import (
 )
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
+from telemetry.catalogue import REDUNDANCY_STATES
 
 
 def power(evidence: Evidence, bar: Bar) -> Finding:
@@ -64,7 +65,7 @@ def _brake(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar:
     known = [since for since in sinces if since is not None]
     return confirmed(
         Cause.POWER,
-        Strength.PROOF if named else Strength.FAIR,
+        Strength.PROOF if named else Strength.STRONG if _supply_lines(evidence, bar) else Strength.FAIR,
         (
             line("told_brake" if named else "told_slowdown", duty.lane)
             if evidence.told or not named
@@ -204,6 +205,7 @@ def _cap(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar: B
             line("cap_bit", "gpu.throttle_reasons", gpu=worst.index, duty_pct=100 * bit) if bit is not None else None,
             clock_line(worst),
             temperature_line(worst),
+            *_supply_lines(evidence, bar),
             pair_line(evidence),
         ),
         summary("power_cap", limit_w=limit, reference_w=reference, **fall(evidence, effect)),
@@ -219,6 +221,14 @@ def _supply_lines(evidence: Evidence, bar: Bar) -> list[Line]:
     found = []
     if room.psu_failed and room.psu_count:
         found.append(line("psu_failed", "psu.ok", failed=room.psu_failed, count=room.psu_count))
+    if room.redundancy is not None and room.redundancy < len(REDUNDANCY_STATES) - 1:
+        found.append(line(f"redundancy_{REDUNDANCY_STATES[room.redundancy]}", "power.redundancy"))
+    load = value(room.circuit_load)
+    if load is not None and bar.reached("power.circuit_load_pct", load):
+        found.append(line("circuit_load", "circuit.load_pct", load_pct=load))
+    drawn, cap = value(room.node_power), value(room.node_cap)
+    if drawn is not None and cap and bar.reached("power.draw_ratio", drawn / cap):
+        found.append(line("node_cap", "power.cap_w", node_w=drawn, cap_w=cap))
     headroom = value(room.headroom_redundant)
     if headroom is not None and bar.reached("power.headroom_redundant_pct", headroom):
         found.append(line("headroom", "power.headroom_redundant_pct", headroom_pct=headroom))

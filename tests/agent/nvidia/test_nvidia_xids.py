@@ -22,10 +22,11 @@ from agent import pci
 from agent.collectors.gpu import Patience
 from agent.collectors.nvidia import NvidiaCollector
 from agent.kernel_log import KernelLog
-from agent.nvml import kernel_lines, xid
+from agent.nvml import kernel_lines
 from agent.nvml.kernel_lines import Told
 from agent.nvml.xid_ledger import Source, XidLedger
 from agent.timing import ReaderTiming
+from telemetry import xid
 from telemetry.catalogue import GPU_STATES
 from telemetry.messages import catalogue
 from tests.agent.nvidia.conftest import EVERY_TICK, UNHURRIED, Host, events, gpus, states
