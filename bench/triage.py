@@ -1,8 +1,16 @@
-"""How often the judgement is right: python bench/triage.py --incidents incidents.json --power-sweep folder
+"""How often the judgement is right: of real incidents, of recordings, of simulated faults and of healthy days.
 
-The corpus is a JSON list of reports, each with `id`, `kind`, `confidence`, `signals` (what `pairscope triage --signals` takes) and
-`expected` (`primary`, `accept`, `must_not`); a report without signals can't be judged and is counted apart. The sweep is what
-`bench/power_sweep.py` reads. Exit code 1 below the bar.
+python bench/triage.py --incidents incidents.json
+    The corpus is a JSON list of reports, each with `id`, `kind`, `confidence`, `signals` (what `pairscope triage --signals` takes) and
+    `expected` (`primary`, `accept`, `must_not`); a report without signals can't be judged and is counted apart.
+python bench/triage.py --power-sweep FOLDER
+    The recordings that `bench/power_sweep.py` reads.
+python bench/triage.py --simulated [--kinds power-cap,dust] [--seeds 20] [--loads 0.6,0.83] [--jobs 2]
+    Every kind of simulated fault and its null twin, on each seed and load (see `bench/triage_simulated.py`).
+python bench/triage.py --traces FOLDER [--gpu-days 60] [--jobs 2]
+    Healthy days with the arrivals of public traces (see `bench/triage_days.py`).
+
+They may be asked for together. Exit code 1 below a bar, 2 for what can't be asked.
 """
 
 from __future__ import annotations
@@ -12,13 +20,18 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench import power_sweep
+from agent.simulator.faults import FAULTS
+from agent.simulator.sku import SKUS
+from bench import power_sweep, triage_days, triage_simulated
 from rules.signals.judging import judge_signals
 from rules.signals.reading import parse
 from rules.verdict import Diagnosis
@@ -124,6 +137,32 @@ def judge_sweep(folder: Path) -> bool:
     return all(row.right for row in rows)
 
 
+def judge_simulated(given: argparse.Namespace) -> bool:
+    """Simulated faults, healthy days, or both; whether the bars are held. ValueError for what can't be asked."""
+    kinds = tuple(given.kinds.split(","))
+    unknown = [kind for kind in kinds if kind not in FAULTS]
+    if unknown:
+        raise ValueError(f"no fault is named {', '.join(unknown)}; there are {', '.join(FAULTS)}")
+    nodes = [] if given.traces is None else triage_days.nodes_of(given.traces, given.gpu_days)
+    groups = [
+        triage_simulated.Group(seed, float(load), given.sku, kinds)
+        for seed in range(1, given.seeds + 1)
+        for load in given.loads.split(",")
+        if given.simulated
+    ]
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        faults = progress.add_task("faults: seeds and loads", total=len(groups), visible=bool(groups))
+        days = progress.add_task("healthy days: nodes", total=len(nodes), visible=bool(nodes))
+        runs = triage_simulated.play_all(groups, given.jobs, lambda done: progress.update(faults, completed=done))
+        told = triage_days.live_all(nodes, given.jobs, lambda done: progress.update(days, completed=done))
+    if given.json:
+        print(json.dumps({"runs": [asdict(run) for run in runs], "days": [asdict(entry) for entry in told]}))
+    else:
+        print("\n".join([*(triage_simulated.told(runs) if groups else []), *(triage_days.told(told) if nodes else [])]))
+    return triage_simulated.holds(runs) and triage_days.holds(told)
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--incidents", type=Path, help="the corpus")
@@ -132,12 +171,29 @@ def main() -> int:
     arguments.add_argument(
         "--power-sweep", type=Path, metavar="FOLDER", help="recordings of a card at several power caps"
     )
+    arguments.add_argument("--simulated", action="store_true", help="simulated faults and their null twins")
+    arguments.add_argument("--kinds", default=",".join(FAULTS), help="simulated faults, by name")
+    arguments.add_argument("--seeds", type=int, default=20, help="runs of each kind on each load")
+    arguments.add_argument("--loads", default=",".join(map(str, triage_simulated.LOADS)), help="shares of the capacity")
+    arguments.add_argument("--sku", default="h100-sxm", choices=sorted(SKUS), help="the simulated board")
+    arguments.add_argument(
+        "--traces", type=Path, metavar="FOLDER", help="Azure's and Mooncake's traces, for healthy days"
+    )
+    arguments.add_argument("--gpu-days", type=float, default=60.0, help="of healthy days")
+    arguments.add_argument("--jobs", type=int, default=1, help="processes that simulate")
+    arguments.add_argument("--json", action="store_true", help="all that was simulated as JSON instead of tables")
     given = arguments.parse_args()
     held: list[bool] = []
     if given.incidents is not None:
         held.append(judge_corpus(given.incidents, given.half, given.preset))
     if given.power_sweep is not None:
         held.append(judge_sweep(given.power_sweep))
+    if given.simulated or given.traces is not None:
+        try:
+            held.append(judge_simulated(given))
+        except (ValueError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 2
     if not held:
         print("nothing to judge: name a corpus with --incidents FILE, or see --help", file=sys.stderr)
         return 2

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class GpuConditions:
     lost: bool = False  # fell off the bus
+    hung: bool = False  # the driver doesn't come back with an answer about it
+    limit_share: float = 1.0  # of its own power limit, set on the host
     contact: float = 1.0  # thermal resistance die to sink, times the normal
     airflow: float = 1.0  # resistance sink to air of this board alone, times the node's
     memory_rise_c: float = 0.0  # memory runs this much hotter: pads, local airflow
@@ -15,13 +17,17 @@ class GpuConditions:
     pcie_width: int | None = None
     pcie_gen: int | None = None
     replays_s: float = 0.0  # packets sent again on its link, per second
-    memory_slow: float = 1.0  # memory traffic takes this many times as long
+    memory_slow: float = 1.0  # the memory's clock is lower, and its traffic takes this many times as long
+    uncorrected: int = 0  # memory errors that were not corrected, so far
+    corrected_s: float = 0.0  # memory errors that are corrected, per second
+    remap_pending: bool = False
 
 
 @dataclass(slots=True)
 class EngineConditions:
     hung: bool = False  # the scheduler makes no step; the endpoint still answers
     down: bool = False  # the process is not there
+    joining: bool = False  # it starts, and its ranks spin in their first collective before any weight is read
     step_scale: float = 1.0  # kernels take this many times as long, with the same arithmetic in them
     host_s: float = 0.0  # more time between the kernels of a step
     arrivals: float = 1.0
@@ -52,8 +58,11 @@ class Conditions:
     core_busy: bool = False  # one core at 100 %
     cgroup_throttled_pct: float = 0.0
     swap_bytes_s: float = 0.0
+    mem_pct: float = 0.0  # added host memory in use
     io_pct: float = 0.0
     foreign_processes: int = 0
+    silent: bool = False  # its agent sends nothing
+    clock_offset_s: float = 0.0
 
 
 def healthy(gpus: int, engines: int) -> Conditions:

@@ -9,48 +9,70 @@ from agent.simulator.batch import STEP_TOKENS, Batch, Request
 from agent.simulator.conditions import EngineConditions, GpuConditions
 from agent.simulator.gpu import Gpu
 from agent.simulator.sku import GIB
-from agent.simulator.workload import OUTPUT_TOKENS, PREFIX_HIT, PROMPT_TOKENS, Arrivals
+from agent.simulator.trace import Replay, Trace
+from agent.simulator.workload import OUTPUT_TOKENS, PREFIX_HIT, PROMPT_TOKENS, Arrivals, Traffic
 from telemetry.sample import Value
 
 MAX_RUNNING = 80
+BUSY_SHARE = 0.82  # of them run in a busy hour
 KV_SHARE = 0.62  # pool size: the batch of a busy hour fills this much of it
 UPTIME_S = 3 * 86_400.0  # of an engine when the simulation begins
 VERSION = "1.8.2"
 OFFLOAD_SHARE = 0.5  # of the prefix hits, whose KV comes back from host memory over PCIe
+CONTEXT_BYTES = 0.6 * GIB  # of a GPU that a process has opened and not yet filled
 PCIE_LANE_BYTES_S = {1: 0.2e9, 2: 0.4e9, 3: 0.8e9, 4: 1.6e9, 5: 3.2e9, 6: 6.4e9}
 
 
 class Engine:
     """One engine on the GPUs of its group. `load` is the share of its capacity that arrives at the busiest hour."""
 
-    def __init__(self, name: str, gpus: list[Gpu], served: roofline.Served, load: float, random: Random) -> None:
+    def __init__(
+        self,
+        name: str,
+        gpus: list[Gpu],
+        served: roofline.Served,
+        load: float,
+        random: Random,
+        trace: Trace | None = None,
+        trace_start_s: float = 0.0,
+    ) -> None:
         self.name = name
         self.gpus = gpus
         self.served = served
-        self.random = random
         self.jitter = Random(f"{name}/jitter")  # apart, so that being asked changes no request
         self.cost = roofline.cost(served, gpus[0].sku, len(gpus))
         held = PROMPT_TOKENS.mean + OUTPUT_TOKENS.mean * 0.8
-        self.blocks = int(MAX_RUNNING * 0.82 * held / KV_SHARE / served.block_tokens)
-        self.arrivals = Arrivals(load * self._capacity(MAX_RUNNING, held), random)
+        self.blocks = int(MAX_RUNNING * BUSY_SHARE * held / KV_SHARE / served.block_tokens)
+        self.prefix_hit = PREFIX_HIT
+        self.arrivals: Traffic
+        if trace is None:
+            self.arrivals = Arrivals(load * self._capacity(PROMPT_TOKENS.mean, OUTPUT_TOKENS.mean), random)
+        else:
+            trace = trace.shortened(served.max_len - 1)
+            prompt, output, self.prefix_hit = trace.means()
+            self.arrivals = Replay(trace, load * self._capacity(prompt, output), trace_start_s, random)
         pool = self.blocks * served.block_tokens * served.kv_bytes_per_token
-        for gpu in gpus:
-            gpu.memory_used_bytes = (2 * served.parameters + pool) / len(gpus) + 4 * GIB
+        self.held_bytes = (2 * served.parameters + pool) / len(gpus) + 4 * GIB  # of each GPU
         self.version, self.config = VERSION, "a"
         self.up = True
+        self.starting = False
         self._start(-UPTIME_S)
 
-    def _capacity(self, running: int, held: float) -> float:
-        """Requests/s that a full batch sustains at the highest clock."""
-        fresh = PROMPT_TOKENS.mean * (1 - PREFIX_HIT)
-        prefill = running * fresh / OUTPUT_TOKENS.mean
+    def _capacity(self, prompt: float, output: float) -> float:
+        """Requests/s that a full batch sustains at the highest clock, of requests with these mean lengths."""
+        held = prompt + output * 0.8
+        fitting = self.blocks * self.served.block_tokens * KV_SHARE / BUSY_SHARE / held
+        running = min(MAX_RUNNING, round(fitting))
+        prefill = running * prompt * (1 - self.prefix_hit) / output
         memory = roofline.memory_s(self.cost, running, running * held)
         kernel = roofline.kernel_s(memory, roofline.compute_s(self.cost, running, prefill))
-        return running / (kernel + self.served.overhead_s) / OUTPUT_TOKENS.mean
+        return running / (kernel + self.served.overhead_s) / output
 
     def _start(self, now_s: float) -> None:
         """A fresh process: empty, counters at zero."""
         self.started_s = now_s
+        for gpu in self.gpus:
+            gpu.memory_used_bytes = self.held_bytes
         self.batch = Batch(self.blocks, self.served.block_tokens)
         self.step_s = 0.03
         self.prefix_queries = self.prefix_hits = 0
@@ -58,24 +80,25 @@ class Engine:
         self._told = (0.0, 0.0, 0.0)  # generated, read and computed tokens by then
 
     def _arrive(self, elapsed_s: float, seconds: float, wrong: EngineConditions) -> None:
-        for offset in self.arrivals.draw(elapsed_s, seconds, wrong.arrivals):
-            prompt = max(1, int(PROMPT_TOKENS.pick(self.random.random()) * wrong.prompt))
-            prompt = min(prompt, self.served.max_len - 1)
-            output = max(1, int(OUTPUT_TOKENS.pick(self.random.random()) * wrong.output))
-            output = min(output, self.served.max_len - prompt)
-            hit = int(prompt * min(1.0, PREFIX_HIT * wrong.prefix_hit * (0.9 + 0.2 * self.random.random())))
+        for asked in self.arrivals.draw(elapsed_s, seconds, wrong.arrivals):
+            prompt = min(max(1, int(asked.prompt * wrong.prompt)), self.served.max_len - 1)
+            output = min(max(1, int(asked.output * wrong.output)), self.served.max_len - prompt)
+            hit = int(prompt * min(1.0, asked.hit * wrong.prefix_hit))
             self.prefix_queries += prompt
             self.prefix_hits += hit
-            self.batch.waiting.append(Request(elapsed_s + offset, prompt, output, max(1.0, prompt - hit)))
+            self.batch.waiting.append(Request(elapsed_s + asked.offset_s, prompt, output, max(1.0, prompt - hit)))
 
     def advance(self, elapsed_s: float, seconds: float, wrong: EngineConditions, boards: list[GpuConditions]) -> None:
         """Move on by `seconds` (a slice of about 0.2 s) and set the load that the engine puts on its GPUs."""
-        if wrong.down or any(board.lost for board in boards):
+        self.starting = wrong.joining
+        if wrong.down or wrong.joining or any(board.lost for board in boards):
             # whoever comes now is turned away; drawn all the same, so that the same requests follow with and without a fault
             self.up = False
             self._arrive(elapsed_s, seconds, wrong)
             self.batch.waiting.clear()
-            self._rest(0.0)
+            self._rest(1.0 if wrong.joining else 0.0)
+            for gpu in self.gpus:
+                gpu.memory_used_bytes = CONTEXT_BYTES
             return
         if not self.up:
             self.up = True
@@ -116,7 +139,7 @@ class Engine:
         prefill = min(room, batch.backlog, batch.backlog / max(1.0, seconds / self.step_s))
         memory = roofline.memory_s(cost, running, batch.context + batch.prompt_held * 0.5)
         compute = roofline.compute_s(cost, running, prefill)
-        hit = min(0.95, PREFIX_HIT * wrong.prefix_hit)
+        hit = min(0.95, self.prefix_hit * wrong.prefix_hit)
         moved = prefill * hit / (1 - hit) * OFFLOAD_SHARE * self.served.kv_bytes_per_token / group
         link = min(
             PCIE_LANE_BYTES_S[board.pcie_gen or gpu.sku.pcie_gen] * (board.pcie_width or gpu.sku.pcie_width)
@@ -155,7 +178,7 @@ class Engine:
         batch = self.batch
         batch.expire(now_s)
         if not self.up:
-            return {"up": 0, "probe_ok": 0}
+            return {"up": 0, "probe_ok": 0, "starting": int(self.starting)}
         if wrong.silent:
             return {"up": 1, "probe_ok": 1}
         seconds = self._since_s or 1.0

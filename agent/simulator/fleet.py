@@ -9,10 +9,11 @@ from agent.simulator import faults
 from agent.simulator.conditions import healthy
 from agent.simulator.cooling import SUPPLY_C
 from agent.simulator.faults.fault import Fault, Target
-from agent.simulator.node import Node
+from agent.simulator.node import SLICE_S, Node
 from agent.simulator.roofline import CHAT_34B
 from agent.simulator.settings import SimulatorError, SimulatorSettings
 from agent.simulator.sku import SKUS
+from agent.simulator.trace import Trace
 from telemetry.catalogue import SIMULATED
 from telemetry.messages import say
 from telemetry.sample import Sample
@@ -51,10 +52,17 @@ class _Planned:
 class Fleet:
     """`step` moves the fleet on and answers with the samples of the moment it arrives at.
 
-    Its time starts at `start_ns` with boards already warm and batches full.
+    Its time starts at `start_ns` with boards already warm and batches full. With a `trace` its requests come, else drawn ones.
+    Everything moves on in slices of `slice_s`; longer ones are faster, and too long for a clock that heat or a cap steps down.
     """
 
-    def __init__(self, settings: SimulatorSettings, start_ns: int = 1_767_225_600_000_000_000) -> None:
+    def __init__(
+        self,
+        settings: SimulatorSettings,
+        start_ns: int = 1_767_225_600_000_000_000,
+        trace: Trace | None = None,
+        slice_s: float = SLICE_S,
+    ) -> None:
         self.settings = settings
         self.start_ns = start_ns
         self.elapsed_s = -SETTLE_S
@@ -70,6 +78,8 @@ class Fleet:
                 served=CHAT_34B,
                 load=settings.load,
                 seed=str(settings.seed),
+                trace=trace,
+                slice_s=slice_s,
             )
             for i, name in enumerate(settings.node_names)
         ]
@@ -148,12 +158,14 @@ class Fleet:
             found += self._stride(seconds / strides)
         time_ns = self.time_ns
         for node in self.nodes:
-            found += node.fast(self.elapsed_s, time_ns)
+            sent = node.fast(self.elapsed_s, time_ns)
+            found += [] if node.wrong.silent else sent
         if self.elapsed_s >= self._slow_due_s - 1e-6:
             self._slow_due_s = self.elapsed_s + SLOW_EVERY_S
-            for node in self.nodes:
+            heard = [node for node in self.nodes if not node.wrong.silent]
+            for node in heard:
                 found += node.slow(time_ns)
-            found += [self._circuit(name, nodes, time_ns) for name, nodes in self.circuits.items()]
+            found += [self._circuit(name, nodes, time_ns) for name, nodes in self.circuits.items() if nodes[0] in heard]
         return found
 
     def _stride(self, seconds: float) -> list[Sample]:

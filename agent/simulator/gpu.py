@@ -36,6 +36,7 @@ class Gpu:
         "capped_mhz",
         "clock_mhz",
         "compute_share",
+        "corrected",
         "die_c",
         "dynamic",
         "energy_j",
@@ -87,6 +88,7 @@ class Gpu:
         self.mem_share = self.compute_share = self.activity = self.busy = 0.0
         self.pcie_bytes_s = 0.0
         self.replays = 0.0
+        self.corrected = 0.0
         self.memory_used_bytes = 0.0
         self.window_j = 0.0
         self.window_s = 0.0
@@ -169,6 +171,7 @@ class Gpu:
         self.memory_c += (hbm - self.memory_c) * self._k_memory
 
         self.replays += wrong.replays_s * seconds
+        self.corrected += wrong.corrected_s * seconds
         self.clock_mhz = clock
         self.power_w = power
         self.mask = mask
@@ -185,6 +188,8 @@ class Gpu:
         """What the driver reports now; `power_w` is the mean since the last call, so that energy is its integral."""
         if self.lost:
             return {"state": 1}
+        if wrong.hung:
+            return {"state": 4}
         sku = self.sku
         jitter = self.random.random
         power = self.window_j / self.window_s if self.window_s else self.power_w
@@ -209,7 +214,7 @@ class Gpu:
             "power_limit_requested_w": float(requested_w),
             "sm_clock_mhz": 15.0 * (self.clock_mhz // 15),
             "sm_clock_max_mhz": float(sku.clock_max_mhz),
-            "mem_clock_mhz": float(sku.mem_clock_mhz),
+            "mem_clock_mhz": float(round(sku.mem_clock_mhz / wrong.memory_slow)),
             "mem_clock_max_mhz": float(sku.mem_clock_mhz),
             "pcie_rx_bytes_s": float(round(self.pcie_bytes_s * (0.97 + 0.06 * jitter()))),
             "pcie_tx_bytes_s": float(round(self.pcie_bytes_s * 0.08 * (0.9 + 0.2 * jitter()))),
@@ -220,7 +225,7 @@ class Gpu:
             "pcie_width_max": sku.pcie_width,
             "processes": processes,
             "state": 0,
-            "remap_pending": 0,
+            "remap_pending": int(wrong.remap_pending),
             "remap_failed": 0,
             "throttle_reasons": self.mask,
             "energy_j": round(self.energy_j, 3),
@@ -230,8 +235,8 @@ class Gpu:
             "throttle_hw_power_brake_s": round(self.throttled_s[BRAKE], 3),
             "throttle_sync_boost_s": 0.0,
             "pcie_replays_total": int(self.replays),
-            "ecc_corrected_total": 0,
-            "ecc_uncorrected_total": 0,
+            "ecc_corrected_total": int(self.corrected),
+            "ecc_uncorrected_total": wrong.uncorrected,
             "remapped_rows_total": 0,
             "xid_total": 0,
         }

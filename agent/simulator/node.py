@@ -12,6 +12,7 @@ from agent.simulator.gpu import Gpu
 from agent.simulator.roofline import Served
 from agent.simulator.sku import Sku
 from agent.simulator.supply import Supply
+from agent.simulator.trace import Trace
 from telemetry.catalogue import SIMULATED
 from telemetry.sample import Sample, Value
 
@@ -32,7 +33,10 @@ class Node:
         served: Served,
         load: float,
         seed: str,
+        trace: Trace | None = None,
+        slice_s: float = SLICE_S,
     ) -> None:
+        self.slice_s = slice_s
         self.name = name
         self.rack = rack
         self.circuit = circuit
@@ -44,8 +48,17 @@ class Node:
             Gpu(i, f"GPU-{name}-{i}", sku, 0.0 if i < front else REAR_RISE_C, Random(f"{seed}/{name}/gpu{i}"))
             for i in range(gpus)
         ]
+        start_s = 0.0 if trace is None else Random(f"{seed}/trace").random() * trace.span_s
         self.engines = [
-            Engine(f"{name}-e{i}", self.gpus[first : first + group], served, load, Random(f"{seed}/{name}/engine{i}"))
+            Engine(
+                f"{name}-e{i}",
+                self.gpus[first : first + group],
+                served,
+                load,
+                Random(f"{seed}/{name}/engine{i}"),
+                trace,
+                start_s,
+            )
             for i, first in enumerate(range(0, gpus, group))
         ]
         self.group = group
@@ -72,9 +85,9 @@ class Node:
         """Move on by `seconds`, breathing air of `intake_c`."""
         wrong, cooling = self.wrong, self.cooling
         share = 1.0 if wrong.power_limit_share is None else wrong.power_limit_share
-        for gpu in self.gpus:
-            gpu.limit_w = float(round(self.sku.power_limit_w * share))
-        slices = max(1, round(seconds / SLICE_S))
+        for gpu, board in zip(self.gpus, wrong.gpus, strict=True):
+            gpu.limit_w = float(round(self.sku.power_limit_w * share * board.limit_share))
+        slices = max(1, round(seconds / self.slice_s))
         step = seconds / slices
         for i in range(slices):
             now = elapsed_s + i * step
@@ -101,8 +114,10 @@ class Node:
         wrong = self.wrong
         found: list[Sample] = []
         for gpu, tags, board in zip(self.gpus, self._gpu_tags, wrong.gpus, strict=True):
-            processes = int(self.engines[gpu.index // self.group].up) + wrong.foreign_processes
-            found.append(Sample("gpu", tags, gpu.fields(self.sku.power_limit_w, processes, board), time_ns))
+            engine = self.engines[gpu.index // self.group]
+            processes = int(engine.up or engine.starting) + wrong.foreign_processes
+            requested_w = round(self.sku.power_limit_w * board.limit_share)
+            found.append(Sample("gpu", tags, gpu.fields(requested_w, processes, board), time_ns))
         for engine, tags, state in zip(self.engines, self._engine_tags, wrong.engines, strict=True):
             found.append(Sample("engine", tags, engine.fields(now_s, state), time_ns))
         found.append(Sample("host", self.tags, self._host(), time_ns))
@@ -150,17 +165,17 @@ class Node:
             "cpu_pct": round(cpu, 1),
             "cpu_core_max_pct": 100.0 if wrong.core_busy else round(min(100.0, 52 + wrong.cpu_pct + 14 * jitter()), 1),
             "load1": round(self.load1, 2),
-            "mem_used_pct": round(31 + jitter(), 1),
+            "mem_used_pct": round(min(100.0, 31 + wrong.mem_pct + jitter()), 1),
             "swap_in_bytes_s": float(wrong.swap_bytes_s),
             "swap_out_bytes_s": float(wrong.swap_bytes_s),
             "iowait_pct": round(0.2 * jitter() + 0.4 * wrong.io_pct, 2),
             "psi_cpu_pct": round(0.4 * jitter() + max(0.0, wrong.cpu_pct - 30) * 0.6, 2),
             "psi_io_pct": round(0.2 * jitter() + 0.6 * wrong.io_pct, 2),
-            "psi_memory_pct": round(0.1 * jitter() + (8.0 if wrong.swap_bytes_s else 0.0), 2),
+            "psi_memory_pct": round(0.1 * jitter() + min(40.0, wrong.swap_bytes_s / 2e6), 2),
             "cgroup_throttled_pct": float(wrong.cgroup_throttled_pct),
             "disk_busy_pct": round(min(100.0, 1 + 2 * jitter() + wrong.io_pct), 1),
             "net_rx_bytes_s": float(round(up * 260e3 * (0.9 + 0.2 * jitter()))),
             "net_tx_bytes_s": float(round(up * 420e3 * (0.9 + 0.2 * jitter()))),
-            "clock_offset_s": round(0.0004 * (jitter() - 0.5), 6),
+            "clock_offset_s": round(wrong.clock_offset_s + 0.0004 * (jitter() - 0.5), 6),
             "cpu_power_w": round(240 + 4 * cpu + 10 * jitter(), 1),
         }

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,23 @@ def wave(elapsed_s: float) -> float:
     return 1 - WAVE_DEPTH * (1 - math.cos(2 * math.pi * elapsed_s / DAY_S)) / 2
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it comes: lengths in tokens, and the share of the prompt that is found in the prefix cache."""
+
+    offset_s: float
+    prompt: float
+    output: float
+    hit: float
+
+
+class Traffic(Protocol):
+    rate: float
+
+    def draw(self, elapsed_s: float, seconds: float, scale: float) -> list[Asked]:
+        """The requests of the next `seconds`, in order; `scale` times as many as usual."""
+
+
 class Arrivals:
     """Request arrivals of one engine. `rate` is the mean in requests/s at the busiest hour."""
 
@@ -65,8 +83,7 @@ class Arrivals:
         self._bend = 0.0  # log of the wandering rate
         self._due = random.expovariate(1.0)
 
-    def draw(self, elapsed_s: float, seconds: float, scale: float) -> list[float]:
-        """Offsets in [0, seconds) at which requests come."""
+    def draw(self, elapsed_s: float, seconds: float, scale: float) -> list[Asked]:
         keep = math.exp(-seconds / BURST_S)
         self._bend = self._bend * keep + self._random.gauss(0, BURST_SPREAD) * math.sqrt(1 - keep * keep)
         rate = self.rate * scale * wave(elapsed_s) * math.exp(self._bend - BURST_SPREAD**2 / 2)
@@ -77,4 +94,8 @@ class Arrivals:
             offsets.append(due / rate)
             due += self._random.expovariate(1.0)
         self._due = due - expected
-        return offsets
+        pick = self._random.random
+        return [
+            Asked(offset, PROMPT_TOKENS.pick(pick()), OUTPUT_TOKENS.pick(pick()), PREFIX_HIT * (0.9 + 0.2 * pick()))
+            for offset in offsets
+        ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.simulator.faults import gpu, host, memory, power, requests, scheduling, software, telemetry, thermal
+from agent.simulator.faults import gpu, host, memory, network, power, requests, scheduling, software, telemetry, thermal
 from agent.simulator.faults.fault import Fault
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
-    for kind in (thermal, power, gpu, memory, requests, scheduling, host, software, telemetry)
+    for kind in (thermal, power, gpu, memory, requests, scheduling, host, network, software, telemetry)
     for fault in kind.FAULTS
 }

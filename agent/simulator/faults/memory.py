@@ -37,6 +37,18 @@ def _died_once(wrong: Conditions, _strength: float, age_s: float, target: Target
     wrong.engines[target.engine].down = age_s < CRASH_FOR_S
 
 
+def _swaps(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
+    wrong.mem_pct = 68 * strength
+    wrong.swap_bytes_s = 60e6 * strength
+    for engine in wrong.engines:
+        engine.host_s = 0.022 * strength
+
+
+def _swapped_a_little(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
+    wrong.mem_pct = 55 * strength
+    wrong.swap_bytes_s = 0.3e6 * strength
+
+
 def _crash(after_s: float) -> tuple[Happening, Happening]:
     return (
         Happening("oom", "engine", "CUDA out of memory", "killed by its own allocation", 137, after_s),
@@ -49,6 +61,8 @@ FAULTS = (
     Fault("kv-full", "memory_kv", "node", 60, _blocks_leak, _fuller_pool),
     # every sequence wastes most of what it holds: the batch can't grow
     Fault("kv-fragmentation", "memory_kv", "node", 120, _fragmented, _slightly_fragmented),
+    # the host's memory is over-committed: pages of the serving process go to disk and come back; the twin's are of sleepers
+    Fault("swap-storm", "memory_kv", "node", 20, _swaps, _swapped_a_little),
     # out of memory again and again; the twin is one restart
     Fault(
         "oom-loop",

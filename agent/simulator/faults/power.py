@@ -30,6 +30,14 @@ def _capped_above_need(wrong: Conditions, _strength: float, _age_s: float, _targ
     _capped(0.985, wrong)
 
 
+def _card_capped(wrong: Conditions, _strength: float, _age_s: float, target: Target) -> None:
+    wrong.gpus[target.gpu].limit_share = 0.5
+
+
+def _card_capped_above_need(wrong: Conditions, _strength: float, _age_s: float, target: Target) -> None:
+    wrong.gpus[target.gpu].limit_share = 0.985
+
+
 FAULTS = (
     # four of six supplies go: the others can't carry the load, the board asserts the brake; the twin keeps its redundancy
     Fault(
@@ -44,6 +52,8 @@ FAULTS = (
     ),
     # a limit set out of band, far below what the load draws; the twin's limit is one that the load does not reach
     Fault("power-cap", "power", "node", 0, _capped_low, _capped_above_need),
+    # one card's limit, set on the host: its group waits for it
+    Fault("card-cap", "power", "gpu", 0, _card_capped, _card_capped_above_need),
     # a budget for the whole rack that tightens step by step
     Fault("rack-power-cap", "power", "rack", 240, _capped_slowly, _capped_above_need),
 )

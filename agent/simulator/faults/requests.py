@@ -49,6 +49,16 @@ def _slightly_fewer(wrong: Conditions, strength: float, _age_s: float, _target: 
         engine.arrivals = 1 - 0.05 * strength
 
 
+def _more(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
+    for engine in wrong.engines:
+        engine.arrivals = 1 + 0.6 * strength
+
+
+def _slightly_more(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
+    for engine in wrong.engines:
+        engine.arrivals = 1 + 0.05 * strength
+
+
 FAULTS = (
     # documents instead of chats: prompts several times as long, and new each time; the twin's work stays what it was
     Fault("long-prompts", "request_mix", "node", 30, _long_prompts, _longer_but_fewer),
@@ -57,4 +67,6 @@ FAULTS = (
     Fault("prefix-lost", "request_mix", "node", 0, _prefix_cache_useless, _prefix_cache_weaker),
     # no fault at all: fewer people ask. Tokens/s fall, and nothing is wrong
     Fault("demand-fall", "none", "node", 60, _fewer, _slightly_fewer),
+    # and more people ask than the engines were meant for: a queue, full batches, and each step as fast as ever
+    Fault("demand-rise", "none", "node", 60, _more, _slightly_more),
 )

@@ -62,6 +62,14 @@ def _cards_half_covered(wrong: Conditions, strength: float, _age_s: float, targe
         board.airflow = 1 + 0.2 * strength
 
 
+def _sink_off(wrong: Conditions, _strength: float, _age_s: float, target: Target) -> None:
+    wrong.gpus[target.gpu].contact = 15.0
+
+
+def _older_paste(wrong: Conditions, _strength: float, _age_s: float, target: Target) -> None:
+    wrong.gpus[target.gpu].contact = 1.2
+
+
 FAULTS = (
     # the node breathes its own exhaust: hot intake and a choked path; the twin is a warm afternoon
     Fault("hot-inlet", "thermal", "node", 30, _blocked_inlet, _warm_inlet),
@@ -79,6 +87,8 @@ FAULTS = (
     # the memory meets its limit while the core stays cool; the twin's memory is warm, below its limit
     Fault("hbm-thermal", "thermal", "gpu", 20, _memory_hot, _memory_warm),
     Fault("bad-contact", "thermal", "gpu", 60, _bad_contact, _fair_contact),
+    # the sink comes off: the die heats faster than the clock is stepped down, and the hardware halves it
+    Fault("sink-off", "thermal", "gpu", 0, _sink_off, _older_paste),
     # something covers the intake before three quarters of the cards: the others stay cool
     Fault("blocked-cards", "thermal", "node", 30, _cards_covered, _cards_half_covered),
     Fault("hot-aisle", "thermal", "rack", 120, _hot_aisle, _warm_inlet),

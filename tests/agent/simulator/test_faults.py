@@ -335,6 +335,92 @@ def stats_off(wrong: Look, well: Look) -> None:
     assert wrong.values("gpu", "util_pct") == well.values("gpu", "util_pct")
 
 
+def sink_off(wrong: Look, well: Look) -> None:
+    assert wrong.share_of_bit(0x40, gpu="1") > 0.5
+    assert wrong.share_of_bit(0x60, gpu="0") == 0
+    assert wrong.mean("gpu", "sm_clock_mhz", gpu="1") < 0.6 * well.mean("gpu", "sm_clock_mhz", gpu="1")
+    assert slowed(wrong, well, engine=E0) > 1.3
+
+
+def card_cap(wrong: Look, well: Look) -> None:
+    assert set(wrong.values("gpu", "power_limit_w", gpu="1")) == {350.0}
+    assert set(wrong.values("gpu", "power_limit_requested_w", gpu="1")) == {350.0}
+    assert set(wrong.values("gpu", "power_limit_default_w", gpu="1")) == {700.0}
+    assert wrong.share_of_bit(0x04, gpu="1") > 0.99
+    assert wrong.mean("gpu", "sm_clock_mhz", gpu="0") > 1900
+    assert slowed(wrong, well, engine=E0) > 1.2
+
+
+def pcie_generation(wrong: Look, well: Look) -> None:
+    assert set(wrong.values("gpu", "pcie_gen", gpu="1")) == {1.0}
+    assert wrong.mean("gpu", "pcie_width", gpu="1") == wrong.mean("gpu", "pcie_width_max", gpu="1")
+    assert slowed(wrong, well, engine=E0) > 1.25
+    assert wrong.clean
+
+
+def memory_clock(wrong: Look, well: Look) -> None:
+    assert wrong.mean("gpu", "mem_clock_mhz", gpu="1") == pytest.approx(2619 / 2, abs=1)
+    assert wrong.mean("gpu", "mem_clock_mhz", gpu="0") == 2619
+    assert slowed(wrong, well, engine=E0) > 1.3
+    assert wrong.clean
+
+
+def memory_error(wrong: Look, well: Look) -> None:
+    assert wrong.values("gpu", "ecc_uncorrected_total", gpu="1")[-1] == 1
+    assert wrong.values("gpu", "remap_pending", gpu="1")[-1] == 1
+    assert {s.fields["code"] for s in played("memory-error").events if s.tags["kind"] == "xid"} == {94}
+    assert loss_pct(wrong, well, engine=E1) == pytest.approx(0, abs=1)
+
+
+def driver_hang(wrong: Look, well: Look) -> None:
+    assert set(wrong.values("gpu", "state", gpu="1")) == {4.0}
+    assert wrong.values("gpu", "power_w", gpu="1") == []
+    assert wrong.mean("engine", "tokens_per_s", engine=E0) == 0
+    assert {s.fields["code"] for s in played("driver-hang").events} == {119}
+
+
+def swap_storm(wrong: Look, well: Look) -> None:
+    host_bound(wrong, well)
+    assert wrong.mean("host", "swap_in_bytes_s") > 10e6
+    assert wrong.mean("host", "mem_used_pct") > 95
+
+
+def engine_gone(wrong: Look, well: Look) -> None:
+    assert set(wrong.values("engine", "up", engine=E0)) == {0}
+    assert wrong.mean("gpu", "mem_used_bytes", gpu="0") < 2**30
+    assert played("engine-gone").events == []
+    assert loss_pct(wrong, well, engine=E1) == pytest.approx(0, abs=1)
+
+
+def demand_rise(wrong: Look, well: Look) -> None:
+    assert wrong.mean("engine", "requests_waiting") > 10
+    assert wrong.mean("engine", "tokens_per_s") > well.mean("engine", "tokens_per_s")
+    assert wrong.clean
+
+
+def cpu_crowded(wrong: Look, well: Look) -> None:
+    host_bound(wrong, well)
+    assert wrong.mean("host", "cpu_pct") > 85
+    assert wrong.mean("host", "psi_cpu_pct") > 25
+
+
+def group_apart(wrong: Look, well: Look) -> None:
+    assert set(wrong.values("engine", "up", engine=E0)) == {0}
+    assert set(wrong.values("engine", "starting", engine=E0)) == {1}
+    assert wrong.mean("gpu", "mem_used_bytes", gpu="0") < 2**30
+    assert wrong.mean("gpu", "util_pct", gpu="0") > 97
+
+
+def node_silent(wrong: Look, well: Look) -> None:
+    assert wrong.samples == []
+    assert well.samples
+
+
+def clock_skew(wrong: Look, well: Look) -> None:
+    assert wrong.mean("host", "clock_offset_s") > 3
+    assert wrong.values("engine", "tokens_per_s") == well.values("engine", "tokens_per_s")
+
+
 SIGNATURES: dict[str, Callable[[Look, Look], None]] = {
     "hot-inlet": hot_inlet,
     "hot-aisle": hot_inlet,
@@ -366,14 +452,28 @@ SIGNATURES: dict[str, Callable[[Look, Look], None]] = {
     "bad-config": bad_config,
     "cold-start": cold_start,
     "stats-off": stats_off,
+    "sink-off": sink_off,
+    "card-cap": card_cap,
+    "pcie-generation": pcie_generation,
+    "memory-clock": memory_clock,
+    "memory-error": memory_error,
+    "driver-hang": driver_hang,
+    "swap-storm": swap_storm,
+    "engine-gone": engine_gone,
+    "demand-rise": demand_rise,
+    "cpu-crowded": cpu_crowded,
+    "group-apart": group_apart,
+    "node-silent": node_silent,
+    "clock-skew": clock_skew,
 }
-STOPPED = {"gpu-lost", "oom-loop"}  # boards whose engine is gone do rest
+STOPPED = {"gpu-lost", "oom-loop", "engine-gone", "node-silent"}  # boards whose engine is gone do rest
 LIGHTER = {
     "hung-engine",
     "long-prompts",
     "long-answers",
     "demand-fall",
     "uneven-routing",
+    "demand-rise",
 }  # twins that get other requests
 
 

@@ -28,7 +28,7 @@ def test_arrivals_come_at_their_rate_in_order_and_in_time() -> None:
     arrivals = Arrivals(10.0, Random(4))
     count, gaps, last = 0, [], 0.0
     for i in range(5_000):
-        offsets = arrivals.draw(0.0, 0.2, 1.0)
+        offsets = [asked.offset_s for asked in arrivals.draw(0.0, 0.2, 1.0)]
         assert offsets == sorted(offsets)
         assert all(0 <= offset < 0.2 for offset in offsets)
         for offset in offsets:
