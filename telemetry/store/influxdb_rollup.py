@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, cast
+from functools import partial
+from itertools import groupby
+from typing import Any
 
 from telemetry import catalogue
-from telemetry.catalogue import Field, Kind
-from telemetry.sample import Sample, Value
+from telemetry.catalogue import Field
+from telemetry.sample import Sample
 from telemetry.store.buckets import order
+from telemetry.store.influxdb_cells import PREFIXES, columns, is_part, minutes, read, written
+from telemetry.store.influxdb_fleet import FleetMinutes, Sums, add
 from telemetry.store.influxdb_http import InfluxServer, Policy
+from telemetry.store.influxdb_samples import COUNT
 from telemetry.store.influxql import identifier, literal, tags_of
 from telemetry.store.interface import StoreError
 from telemetry.store.rollup import (
@@ -30,11 +35,8 @@ from telemetry.store.rollup import (
     QUARTER_NS,
     SINGLE,
     Cell,
-    Counter,
-    Gauge,
     combined,
     fleet_fields,
-    reduced,
 )
 
 POLICIES: Mapping[int, tuple[str, int]] = {MINUTE_NS: ("pairscope_1min", 90), QUARTER_NS: ("pairscope_15min", 730)}
@@ -42,7 +44,6 @@ POLICIES: Mapping[int, tuple[str, int]] = {MINUTE_NS: ("pairscope_1min", 90), QU
 SETTLE_NS = 20 * 10**9  # clocks of writers and this one may differ by so much without work being done twice
 MARKS = "rollup"
 _OF_A_MINUTE = ("minute", "fleet")
-_PREFIXES = {MINUTE_NS: "1min:", QUARTER_NS: "15min:"}
 FLEET = "fleet:"
 FRESH_NS = 3600 * 10**9
 """Cells of this long are written without a look at what they replace."""
@@ -53,8 +54,9 @@ _AT_BITS = 20
 _REACHES_NS = (QUARTER_NS, 86_400 * 10**9, 40 * 86_400 * 10**9, 2**62)
 """How far back older samples are looked for, in turn."""
 _NODES_AT_ONCE = 16
+_ROWS_AT_ONCE = 20_000
+_DENSE = 480.0  # rows of a node in a minute, where it isn't known: eight cards at 1 Hz
 _MOST_RUNS = 20
-_CLIP = 2**63 - 1
 
 Timed = tuple[int, Cell]
 Post = Callable[[Sequence[Sample], str], None]
@@ -124,6 +126,9 @@ class InfluxRollups:
         self._policy_s: float | None = None
         self._told_ns = 0  # when `since_ns` was written down last
         self._measurements: list[str] = []
+        self._fleet = FleetMinutes()
+        self._density = _DENSE
+        self._parts: dict[str, tuple[float, bool]] = {}
 
     # --- what is kept
 
@@ -215,13 +220,77 @@ class InfluxRollups:
 
         # the fleet's marks are looked up before its nodes', so that what is written meanwhile leaves them open
         fleet = due("fleet", MINUTE_NS)
-        for some in _portions(due("minute", MINUTE_NS)):
-            yield self._minutes, some
-        for some in _portions(fleet):
+        minutes = due("minute", MINUTE_NS)
+        whole = self._whole_quarters(minutes, hour_ns, now_ns)
+        for some in self._portions(minutes):
+            yield partial(self._minutes, whole), some
+        ready = [mark for mark in fleet if self._fleet.holds(mark.start_ns)]
+        if ready:
+            yield self._fleet_minutes, ready
+        for some in _by_quarter([mark for mark in fleet if mark not in ready]):
             yield self._fleet_minutes, some
-        for kind in ("quarter", "fleet_quarter"):  # opened by the above, whose cells are all there
-            for some in _portions(self.open(kind, hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1))):
-                yield self._quarters, some
+        # opened by the above, whose cells are all there
+        for some in _by_quarter(self.open("quarter", hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1))):
+            yield self._quarters, some
+        some = self.open("fleet_quarter", hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1))
+        if some:
+            yield self._quarters, some
+
+    def _whole_quarters(self, minutes: Iterable[Mark], hour_ns: int, now_ns: int) -> set[tuple[str, int]]:
+        """(node, start_ns) of quarters that have ended and of which every minute that has a mark is among these."""
+        these = Counter((mark.node, _quarter(mark.start_ns)) for mark in minutes)
+        if not any(start_ns <= now_ns - QUARTER_NS for _, start_ns in these):
+            return set()
+        known = self._minute_marks((hour_ns, hour_ns + HOUR_NS))
+        all_there_are = Counter((node, _quarter(start_ns)) for start_ns, nodes in known.items() for node in nodes)
+        return {
+            place for place, count in these.items() if count == all_there_are[place] and place[1] <= now_ns - QUARTER_NS
+        }
+
+    def _minute_marks(self, span: tuple[int, int]) -> dict[int, dict[str, int]]:
+        """start_ns -> node -> mark, open or not."""
+        found: dict[int, dict[str, int]] = {}
+        for series in self._query(
+            f"SELECT at FROM {identifier(MARKS)} WHERE kind = 'minute' AND {_time(*span)} GROUP BY node"
+        ):
+            node = tags_of(series).get("node", "")
+            for start_ns, at in series["values"]:
+                if at is not None:
+                    found.setdefault(start_ns, {})[node] = int(at)
+        return found
+
+    def _portions(self, minutes: Sequence[Mark]) -> Iterator[list[Mark]]:
+        """Marks that one query of so many rows answers, all of a node's of one quarter together; the newest first."""
+        groups: dict[tuple[int, str], list[Mark]] = {}
+        for mark in minutes:
+            groups.setdefault((_quarter(mark.start_ns), mark.node), []).append(mark)
+        self._density = self._rows_a_minute(minutes)
+        portion: list[Mark] = []
+        nodes: set[str] = set()
+        for (start_ns, node), marks in sorted(groups.items(), key=lambda group: (-group[0][0], group[0][1])):
+            span_ns = portion[0].start_ns - min(start_ns, portion[-1].start_ns) + QUARTER_NS if portion else 0
+            if portion and len(nodes | {node}) * span_ns / MINUTE_NS * self._density > _ROWS_AT_ONCE:
+                yield portion
+                portion, nodes = [], set()
+            portion += marks
+            nodes.add(node)
+        if portion:
+            yield portion
+
+    def _rows_a_minute(self, some: Sequence[Mark]) -> float:
+        """How many raw samples a node has in a minute, about; of other writers' samples it is not known beforehand."""
+        nodes, starts = {mark.node for mark in some}, [mark.start_ns for mark in some]
+        if not some or not self._measurements:
+            return _DENSE
+        span = min(starts), max(starts) + MINUTE_NS
+        size = len(nodes) * (span[1] - span[0]) / MINUTE_NS
+        if size * _DENSE <= _ROWS_AT_ONCE:
+            return _DENSE
+        where = f"{_time(*span)}{_nodes(nodes)}"
+        counts = self._server.query_each(
+            [f"SELECT count({identifier(COUNT)}) FROM {identifier(name)} WHERE {where}" for name in self._measurements]
+        )
+        return sum(row[1] for found in counts for series in found for row in series["values"]) / size or _DENSE
 
     def _leave(self, hour: Mark, now_ns: int, fresh_ns: int) -> bool:
         """Settle the hour when nothing in it is open; whether something is that only needs a moment."""
@@ -297,30 +366,60 @@ class InfluxRollups:
             if row[1] is not None
         ]
 
-    def _minutes(self, some: Sequence[Mark]) -> None:
-        wanted = {(mark.node, mark.start_ns) for mark in some}
+    def _minutes(self, whole: Collection[tuple[str, int]], some: Sequence[Mark]) -> None:
+        """Cells of the minutes, and of the quarters that are `whole` in them."""
+        wanted: dict[str, set[int]] = {}
+        for mark in some:
+            wanted.setdefault(mark.node, set()).add(mark.start_ns)
         span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + MINUTE_NS)
         made: list[Sample] = []
+        quarters: list[Sample] = []
+        sums: Sums = {}
+        rows_read = 0
         for measurement in self._measurements:
-            fields = catalogue.MEASUREMENTS[measurement].fields
-            where = f"{_time(*span)}{_nodes({mark.node for mark in some})}"
+            fields, gauges = catalogue.MEASUREMENTS[measurement].fields, fleet_fields(measurement)
+            where = f"{_time(*span)}{_nodes(wanted)}"
             for series in self._query(f"SELECT * FROM {identifier(measurement)} WHERE {where} GROUP BY *"):
+                rows_read += len(series["values"])
                 tags = tags_of(series)
-                rows = [row for row in series["values"] if (tags.get("node", ""), _minute(row[0])) in wanted]
-                for start_ns, several in _by_start(rows, MINUTE_NS):
-                    cells = {
-                        name: cell
-                        for place, name in enumerate(series["columns"])
-                        if name in fields
-                        and (cell := _reduced(fields[name], [(row[0], row[place]) for row in several])) is not None
-                    }
-                    made.append(_written(MINUTE_NS, measurement, tags, start_ns, len(several), cells))
-        self._put(MINUTE_NS, made, span)
-        quarters = {(mark.node, _quarter(mark.start_ns)) for mark in some}
-        self._open("quarter", quarters)
+                node = tags.get("node", "")
+                rows = list(minutes(series, fields, wanted.get(node, ())))
+                for start_ns, n, cells in rows:
+                    made.append(written(MINUTE_NS, measurement, tags, start_ns, n, cells))
+                    if gauges:
+                        add(sums, start_ns, measurement, cells, gauges)
+                for start_ns, several in groupby(rows, key=lambda row: _quarter(row[0])):
+                    if (node, start_ns) in whole:
+                        parts = [(n, cells) for _, n, cells in several]
+                        quarters.append(_joined(QUARTER_NS, measurement, tags, start_ns, parts, fields))
+        self._density = max(self._density, rows_read / len(wanted) / ((span[1] - span[0]) / MINUTE_NS))
+        kept = self._put(MINUTE_NS, made, span)
+        of_kept = {(node, _quarter(start_ns)) for node, start_ns in kept}
+        self._put(QUARTER_NS, [q for q in quarters if (q.tags.get("node", ""), q.time_ns) not in of_kept], span)
+        places = {(mark.node, _quarter(mark.start_ns)) for mark in some}
+        self._open("quarter", {place for place in places if place not in whole or place in of_kept})
+        changed = {start_ns for _, start_ns in kept}
+        self._fleet.put([(mark.node, mark.start_ns, mark.at) for mark in some], sums, changed)
 
     def _fleet_minutes(self, some: Sequence[Mark]) -> None:
         made: list[Sample] = []
+        rest: list[Mark] = []
+        known = self._minute_marks((min(m.start_ns for m in some), max(m.start_ns for m in some) + MINUTE_NS))
+        for mark in some:
+            together = self._fleet.take(mark.start_ns, known.get(mark.start_ns, {}))
+            if together is None:
+                rest.append(mark)
+            else:
+                made += [
+                    written(MINUTE_NS, FLEET + measurement, {}, mark.start_ns, 0, gauges)
+                    for measurement, gauges in together.items()
+                ]
+        for part in _by_quarter(rest):
+            made += self._fleet_from_cells(part)
+        self._put(MINUTE_NS, made, None)
+        self._open("fleet_quarter", {("", _quarter(mark.start_ns)) for mark in some})
+
+    def _fleet_from_cells(self, some: Sequence[Mark]) -> Iterator[Sample]:
         span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + MINUTE_NS)
         wanted = {mark.start_ns for mark in some}
         for measurement in self._measurements:
@@ -333,9 +432,7 @@ class InfluxRollups:
                         several.setdefault(start_ns, {}).setdefault(name, []).append(cell)
             for start_ns, by_name in several.items():
                 whole = {name: combined(known[name].kind, cells) for name, cells in by_name.items()}
-                made.append(_written(MINUTE_NS, FLEET + measurement, {}, start_ns, 0, whole))
-        self._put(MINUTE_NS, made, None)
-        self._open("fleet_quarter", {("", _quarter(mark.start_ns)) for mark in some})
+                yield written(MINUTE_NS, FLEET + measurement, {}, start_ns, 0, whole)
 
     def _quarters(self, some: Sequence[Mark]) -> None:
         made: list[Sample] = []
@@ -353,36 +450,37 @@ class InfluxRollups:
                     key = order(tags)
                     tags_of[key] = tags
                     several.setdefault((key, _quarter(start_ns)), []).append((n, cells))
-            for (key, start_ns), minutes in several.items():
-                whole = {
-                    field.name: combined(field.kind, found)
-                    for field in known.values()
-                    if (found := [cells[field.name] for _, cells in minutes if field.name in cells])
-                }
-                n = sum(n for n, _ in minutes)
-                made.append(_written(QUARTER_NS, name, tags_of[key], start_ns, n, whole))
+            for (key, start_ns), parts in several.items():
+                made.append(_joined(QUARTER_NS, name, tags_of[key], start_ns, parts, known))
         self._put(QUARTER_NS, made, None if fleet else span)
 
-    def _open(self, kind: str, places: Iterable[tuple[str, int]]) -> None:
-        at = _now()
-        self._post([Mark(kind, node, start_ns, at).opened() for node, start_ns in sorted(places)], "")
+    def _open(self, kind: str, places: Collection[tuple[str, int]]) -> None:
+        if places:
+            at = _now()
+            self._post([Mark(kind, node, start_ns, at).opened() for node, start_ns in sorted(places)], "")
 
-    def _put(self, level_ns: int, made: Sequence[Sample], span: tuple[int, int] | None) -> None:
-        """Write cells; one that is there from more samples than are left now stays as it is (raw samples only ever go when old)."""
+    def _put(self, level_ns: int, made: Sequence[Sample], span: tuple[int, int] | None) -> set[tuple[str, int]]:
+        """Write cells; one that is there from more samples than are left now stays as it is (raw samples only ever go when old).
+
+        (node, start_ns) of those that stayed.
+        """
         policy, _ = POLICIES[level_ns]
         kept: set[tuple[str, Any, int]] = set()
-        if span is not None and made and span[0] < time.time_ns() - FRESH_NS:
+        first_ns = span[0] // level_ns * level_ns if span is not None else 0
+        if span is not None and made and first_ns < time.time_ns() - FRESH_NS:
             counts = {(s.measurement, order(s.tags), s.time_ns): s.fields["samples"] for s in made}
             nodes = _nodes({sample.tags.get("node", "") for sample in made})
             for measurement in {sample.measurement for sample in made}:
                 for series in self._query(
-                    f"SELECT samples FROM {self._source(level_ns, measurement)} WHERE {_time(*span)}{nodes} GROUP BY *"
+                    f"SELECT samples FROM {self._source(level_ns, measurement)} "
+                    f"WHERE {_time(first_ns, span[1])}{nodes} GROUP BY *"
                 ):
                     for start_ns, n in series["values"]:
                         place = (measurement, order(tags_of(series)), start_ns)
                         if n is not None and n > counts.get(place, n):
                             kept.add(place)
-        self._post([s for s in made if (s.measurement, order(s.tags), s.time_ns) not in kept], policy)
+        self._post([s for s in made if (s.measurement, order(s.tags), s.time_ns) not in kept] if kept else made, policy)
+        return {(dict(tags).get("node", ""), start_ns) for _, tags, start_ns in kept}
 
     # --- reading
 
@@ -390,14 +488,22 @@ class InfluxRollups:
         self, level_ns: int, measurement: str, fields: Sequence[Field], where: str
     ) -> Iterator[tuple[Mapping[str, str], int, int, dict[str, Cell]]]:
         """(tags, start_ns, samples, field -> cell) of one level as they stand, with an InfluxQL condition."""
-        names = [identifier(name) for field in fields for name in _columns(field)]
-        source = self._source(level_ns, _PREFIXES[level_ns] + measurement)
+        source = self._source(level_ns, PREFIXES[level_ns] + measurement)
+        by_part = self._has_parts(source)
+        names = [identifier(name) for field in fields for name in columns(field, by_part=by_part)]
         for series in self._query(f"SELECT samples, {', '.join(names)} FROM {source} WHERE {where} GROUP BY *"):
             tags = tags_of(series)
-            for row in series["values"]:
-                values = dict(zip(series["columns"], row, strict=True))
-                cells = {f.name: cell for f in fields if (cell := _read(f, row[0], values)) is not None}
-                yield tags, row[0], values["samples"] or 0, cells
+            for start_ns, samples, cells in read(series, fields):
+                yield tags, start_ns, samples, cells
+
+    def _has_parts(self, source: str) -> bool:
+        """Whether an earlier version wrote cells there. Asked at most every ten minutes, as columns that are not there cost, too."""
+        asked_s, found = self._parts.get(source, (float("-inf"), False))
+        if not found and time.monotonic() - asked_s > 600:
+            keys = self._query(f"SHOW FIELD KEYS FROM {source}")
+            found = any(is_part(row[0]) for series in keys for row in series["values"])
+            self._parts[source] = time.monotonic(), found
+        return found
 
     def _source(self, level_ns: int, measurement: str) -> str:
         return f"{self._database}.{identifier(POLICIES[level_ns][0])}.{identifier(measurement)}"
@@ -414,8 +520,8 @@ def runs(starts: Collection[int], length_ns: int) -> list[tuple[int, int]]:
     return found if len(found) <= _MOST_RUNS else [(found[0][0], found[-1][1])]
 
 
-def _portions(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
-    """Marks of one quarter and of so many nodes that one query answers them; the newest first."""
+def _by_quarter(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
+    """Marks of one quarter and of so many nodes that one query of their cells answers them; the newest first."""
     groups: dict[int, dict[str, list[Mark]]] = {}
     for mark in marks:
         groups.setdefault(_quarter(mark.start_ns), {}).setdefault(mark.node, []).append(mark)
@@ -425,57 +531,21 @@ def _portions(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
             yield [mark for node in nodes[first : first + _NODES_AT_ONCE] for mark in groups[start_ns][node]]
 
 
-def _by_start(rows: Sequence[Sequence[Any]], length_ns: int) -> Iterable[tuple[int, list[Sequence[Any]]]]:
-    groups: dict[int, list[Sequence[Any]]] = {}
-    for row in rows:
-        groups.setdefault(row[0] // length_ns * length_ns, []).append(row)
-    return groups.items()
-
-
-def _reduced(field: Field, points: Iterable[tuple[int, Any]]) -> Cell | None:
-    present = sorted(((t, field.type(value)) for t, value in points if value is not None), key=itemgetter(0))
-    return reduced(field.kind, [t for t, _ in present], [value for _, value in present]) if present else None
-
-
-def _columns(field: Field) -> list[str]:
-    return [field.name + suffix for suffix in _SUFFIXES.get(field.kind, ("",))]
-
-
-_SUFFIXES: Mapping[Kind, tuple[str, ...]] = {
-    Kind.GAUGE: ("", ":min", ":max", ":n"),
-    Kind.COUNTER: ("", ":first", ":grown", ":first_at", ":last_at"),
-}
-
-
-def _written(
-    level_ns: int, measurement: str, tags: Mapping[str, str], start_ns: int, n: int, cells: Mapping[str, Cell]
+def _joined(
+    level_ns: int,
+    measurement: str,
+    tags: Mapping[str, str],
+    start_ns: int,
+    parts: Sequence[tuple[int, Mapping[str, Cell]]],
+    fields: Mapping[str, Field],
 ) -> Sample:
-    """The point of a row of cells. All parts of a cell are always written, since the server merges a point with what is there."""
-    fields: dict[str, Value] = {"samples": n}
-    for name, cell in cells.items():
-        if isinstance(cell, Gauge):
-            fields |= {name: cell.mean, f"{name}:min": cell.low, f"{name}:max": cell.high, f"{name}:n": cell.n}
-        elif isinstance(cell, Counter):
-            grown = min(cell.grown, _CLIP) if isinstance(cell.last, int) else cell.grown
-            fields |= {name: cell.last, f"{name}:first": cell.first, f"{name}:grown": grown}
-            fields |= {f"{name}:first_at": cell.first_ns - start_ns, f"{name}:last_at": cell.last_ns - start_ns}
-        else:
-            fields[name] = cell
-    return Sample(_PREFIXES[level_ns] + measurement, tags, fields, start_ns)
-
-
-def _read(field: Field, start_ns: int, values: Mapping[str, Any]) -> Cell | None:
-    parts: list[Any] = [values.get(name) for name in _columns(field)]
-    if any(part is None for part in parts):
-        return None
-    if field.kind is Kind.GAUGE:
-        mean, low, high, n = parts
-        return Gauge(int(n), float(mean), float(low), float(high))
-    if field.kind is Kind.COUNTER:
-        last, first, grown, first_at, last_at = parts
-        number: type[int] | type[float] = int if field.type is int else float
-        return Counter(start_ns + first_at, number(first), number(grown), start_ns + last_at, number(last))
-    return cast("Cell", parts[0])
+    """The point of a longer row of cells, out of (samples, cells) of the shorter ones in time order."""
+    several: dict[str, list[Cell]] = {}
+    for _, cells in parts:
+        for name, cell in cells.items():
+            several.setdefault(name, []).append(cell)
+    whole = {name: combined(fields[name].kind, found) for name, found in several.items()}
+    return written(level_ns, measurement, tags, start_ns, sum(n for n, _ in parts), whole)
 
 
 def _time(first_ns: int, end_ns: int) -> str:
@@ -484,10 +554,6 @@ def _time(first_ns: int, end_ns: int) -> str:
 
 def _nodes(nodes: Iterable[str]) -> str:
     return f" AND ({' OR '.join(f'node = {literal(node)}' for node in sorted(nodes))})"
-
-
-def _minute(time_ns: int) -> int:
-    return time_ns // MINUTE_NS * MINUTE_NS
 
 
 def _quarter(time_ns: int) -> int:
