@@ -428,6 +428,7 @@ class Bench:
         command = [
             sys.executable,
             str(ROOT / "bench" / "fleet_triage.py"),
+            "service",
             self.server.url,
             str(self.folder / "triage"),
             str(self.options.turns),

@@ -6,7 +6,7 @@ observation stands by itself and an absent one is None: unknown, never zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from rules.window import Event
@@ -18,7 +18,8 @@ class Observation:
 
     `usual` is the healthy median of the pair's own history, or of its peers (`usual_from`), None while neither is known.
     `lane` is `measurement.field`; `source` names the device when a pair has several (the GPU's index).
-    `since_ns` is when it left the usual side of the midpoint between usual and now, None if it has not or is not known.
+    `since_ns` is when it left the usual side of the midpoint between usual and now, None if it has not or is not known. It is looked
+    for when a rule asks, in the window of that moment: most that is away from its usual is nobody's evidence.
     """
 
     value: float
@@ -28,9 +29,13 @@ class Observation:
     usual_low: float | None = None  # 10th and 90th percentile of the healthy history
     usual_high: float | None = None
     usual_from: str = ""
-    since_ns: int | None = None
+    began: Callable[[], int | None] | None = field(default=None, repr=False, compare=False)
     samples: int = 1
     relative: bool = False  # the value is itself a ratio against usual, which is 1: the unit of the field is not known
+
+    @property
+    def since_ns(self) -> int | None:
+        return self.began() if self.began is not None else None
 
     @property
     def ratio(self) -> float | None:
@@ -315,13 +320,25 @@ class Evidence:
 
     def observations(self) -> Iterator[Observation]:
         """Every observation that has a usual value to learn."""
-        parts: list[object] = [*self.gpus, self.engine, self.host, self.room]
+        parts: list[GpuEvidence | EngineEvidence | HostEvidence | RoomEvidence | None] = [
+            *self.gpus,
+            self.engine,
+            self.host,
+            self.room,
+        ]
         for part in parts:
             if part is None:
                 continue
-            for entry in fields(part):  # type: ignore[arg-type]
-                seen = getattr(part, entry.name)
-                if isinstance(seen, Observation) and not entry.name.startswith("peer_"):
+            for name in _OBSERVED[type(part)]:
+                seen = getattr(part, name)
+                if isinstance(seen, Observation):
                     yield seen
             if isinstance(part, GpuEvidence):
                 yield from part.duty.values()
+
+
+_OBSERVED = {
+    part: tuple(entry.name for entry in fields(part) if entry.type == "Seen" and not entry.name.startswith("peer_"))
+    for part in (GpuEvidence, EngineEvidence, HostEvidence, RoomEvidence)
+}
+"""The fields of each part that hold an observation of its own."""

@@ -32,12 +32,16 @@ class PairMemory:
     _next_reading_ns: int = 0
     _next_point_ns: int = 0
 
+    def wants_readings(self, at_ns: int) -> bool:
+        """Whether it is time for readings: they are noted each half minute, and gathering them costs as much as a rule."""
+        return at_ns >= self._next_reading_ns
+
     def note(self, at_ns: int, point: Point | None, readings: Mapping[tuple[str, str], float]) -> None:
         """Hold back what was seen in a healthy moment; learn what has been held long enough."""
         if point is not None and at_ns >= self._next_point_ns:
             self._points.append((at_ns, point))
             self._next_point_ns = at_ns + SPAN_NS
-        if readings and at_ns >= self._next_reading_ns:
+        if readings and self.wants_readings(at_ns):
             self._readings.append((at_ns, readings))
             self._next_reading_ns = at_ns + int(EVERY_S * SECOND)
         learned = []

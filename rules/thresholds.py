@@ -49,9 +49,12 @@ class Bar:
 
     def reached(self, key: str, value: float | None) -> bool:
         """`key` is `table.name`; a table named after a held cause, or `loss` while any is held, answers by its leave value."""
+        if value is None:
+            return False
+        if not self.held:
+            return thresholds()[key].reached(value, False)
         table = key.partition(".")[0]
-        held = bool(self.held) if table == "loss" else any(cause == table for cause in self.held)
-        return thresholds()[key].reached(value, held)
+        return thresholds()[key].reached(value, table == "loss" or any(cause == table for cause in self.held))
 
     def enter(self, key: str) -> float:
         return thresholds()[key].enter

@@ -67,7 +67,7 @@ class Triage:
 
     def evaluate(self, at_ns: int) -> list[Diagnosis]:
         """The judgement of every pair at `at_ns`, in the order of nodes and engines; learns from the healthy ones."""
-        if at_ns - self._trimmed_ns > BACK_S * SECOND / 4:
+        if at_ns - self._trimmed_ns > BACK_S * SECOND / 10:
             self.window.trim(at_ns)
             self._trimmed_ns = at_ns
         pairs = pairs_of(self.window)
@@ -166,14 +166,23 @@ class Triage:
         if abnormal or young or (evidence.engine is not None and evidence.engine.down_s > 0):
             memory.freeze()
             return
-        idle = {f"gpu.{name}" for name in ("sm_clock_mhz", "power_w", "mem_clock_mhz", "pcie_gen", "throttle_reasons")}
-        unloaded = {gpu.index for gpu in evidence.gpus if not gpu.loaded}
-        readings = {
-            (seen.lane if seen.lane not in _COUNTED else "gpu.throttle_reasons", seen.source): seen.value
-            for seen in evidence.observations()
-            if not (seen.lane in idle and seen.source.partition(".")[0] in unloaded)
-        }
+        readings = _readings_of(evidence) if memory.wants_readings(at_ns) else {}
         memory.note(at_ns, point, readings)
+
+
+def _readings_of(evidence: Evidence) -> dict[tuple[str, str], float]:
+    """What may be learned as usual, by lane and source; an idle GPU's clocks and power are no sign of what they are under load."""
+    unloaded = {gpu.index for gpu in evidence.gpus if not gpu.loaded}
+    return {
+        (seen.lane if seen.lane not in _COUNTED else "gpu.throttle_reasons", seen.source): seen.value
+        for seen in evidence.observations()
+        if not (seen.lane in _IDLE and seen.source.partition(".")[0] in unloaded)
+    }
+
+
+_IDLE = frozenset(
+    f"gpu.{name}" for name in ("sm_clock_mhz", "power_w", "mem_clock_mhz", "pcie_gen", "throttle_reasons")
+)
 
 
 def _is_gone(pair: Pair, evidence: Evidence) -> bool:

@@ -20,7 +20,7 @@ class Habit:
     __slots__ = ("_next", "_range", "_readings")
 
     def __init__(self) -> None:
-        self._readings = array("d")
+        self._readings = array("f")  # seven digits are what a reading has
         self._next = 0
         self._range: tuple[float, float, float] | None = None
 

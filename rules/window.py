@@ -1,7 +1,8 @@
 """The last minutes of samples in memory, one table a device: what the evidence is read from.
 
 A device is one series (measurement and tags): a GPU, an engine, a host, a power supply. Its samples are rows of numbers in flat
-arrays, so that a thousand GPUs at one sample a second fit in tens of megabytes. Absent is NaN in here and never leaves as one.
+arrays, in single precision where a reading has no more than its seven digits, so that a thousand GPUs at one sample a second fit in
+some tens of megabytes. Absent is NaN in here and never leaves as one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isnan
 
 from telemetry.catalogue import REACH
 from telemetry.sample import Sample, Value
@@ -59,6 +62,14 @@ SLOW = _names(
 )
 """Fields that may be read once an hour; their last known value holds."""
 
+EXACT = frozenset(
+    name
+    for fields in KEPT.values()
+    for name in fields
+    if name.endswith(("_total", "_s")) and not name.endswith(("_bytes_s", "tokens_per_s"))
+) | {"throttle_reasons"}
+"""Counters, times and masks: kept in double precision, since single has seven digits only."""
+
 SLOW_HOLDS_NS = 7200 * SECOND
 
 
@@ -74,10 +85,13 @@ class Event:
     time_ns: int
 
 
+MOST_SPANS = 8
+
+
 class Device:
     """The rows of one series, oldest first. Spans are half-open to the left: start < time <= end, in wall nanoseconds."""
 
-    __slots__ = ("_known", "columns", "last_ns", "measurement", "tags", "texts", "times")
+    __slots__ = ("_known", "_spans", "columns", "last_ns", "measurement", "tags", "texts", "times")
 
     def __init__(self, measurement: str, tags: Mapping[str, str]) -> None:
         self.measurement = measurement
@@ -87,6 +101,7 @@ class Device:
         self.columns: dict[str, array[float]] = {}
         self.texts: dict[str, str] = {}
         self._known: dict[str, tuple[int, float]] = {}
+        self._spans: dict[tuple[int, int], tuple[int, int]] = {}  # of times already looked up, to rows
 
     def add(self, time_ns: int, fields: Mapping[str, Value]) -> None:
         """One row; the same time again merges into the last row, an older time is let go."""
@@ -94,6 +109,7 @@ class Device:
             return
         if time_ns > self.last_ns:
             self.last_ns = time_ns
+            self._spans.clear()
             self.times.append(time_ns)
             for column in self.columns.values():
                 column.append(NAN)
@@ -107,12 +123,13 @@ class Device:
                 self._known[name] = (time_ns, float(value))
 
     def _new_column(self, name: str) -> array[float]:
-        column = self.columns[name] = array("d", [NAN]) * len(self.times)
+        column = self.columns[name] = array("d" if name in EXACT else "f", [NAN]) * len(self.times)
         return column
 
     def trim(self, before_ns: int) -> None:
         count = bisect_right(self.times, before_ns)
-        if count > len(self.times) // 4:  # in gulps: each one moves the whole table
+        if count:
+            self._spans.clear()
             del self.times[:count]
             for column in self.columns.values():
                 del column[:count]
@@ -121,18 +138,75 @@ class Device:
         column = self.columns.get(field)
         if column is None:
             return []
-        low, high = bisect_right(self.times, start_ns), bisect_right(self.times, end_ns)
+        low, high = self._rows(start_ns, end_ns)
         return [(self.times[i], column[i]) for i in range(low, high) if column[i] == column[i]]
+
+    def backwards(self, field: str, start_ns: int, end_ns: int) -> Iterator[tuple[int, float]]:
+        """The points newest first, for a look that ends early."""
+        column = self.columns.get(field)
+        if column is None:
+            return
+        low, high = self._rows(start_ns, end_ns)
+        times = self.times
+        for i in range(high - 1, low - 1, -1):
+            if column[i] == column[i]:
+                yield times[i], column[i]
+
+    def grown(self, field: str, start_ns: int, end_ns: int) -> tuple[float, float] | None:
+        """(growth, seconds) of a counter from its first to its last reading in the span; after a reset it counts from zero. None with
+        fewer than two readings."""
+        rows = self._known_rows(field, start_ns, end_ns)
+        if rows is None:
+            return None
+        column, (low, high) = self.columns[field], rows
+        seconds = (self.times[high - 1] - self.times[low]) / SECOND
+        first, last = column[low], column[high - 1]
+        part = column[low:high]
+        if first == min(part) and last == max(
+            part
+        ):  # no reset: the usual case; NaN is neither less nor more than anything
+            return last - first, seconds
+        counts = [count for count in part if count == count]
+        return sum(max(after - before, 0.0) or after * (after < before) for before, after in pairwise(counts)), seconds
 
     def values(self, field: str, start_ns: int, end_ns: int) -> list[float]:
         column = self.columns.get(field)
         if column is None:
             return []
-        low, high = bisect_right(self.times, start_ns), bisect_right(self.times, end_ns)
-        return [value for value in column[low:high] if value == value]
+        low, high = self._rows(start_ns, end_ns)
+        part = column[low:high].tolist()
+        if isnan(sum(part)):
+            return [value for value in part if value == value]
+        return part
 
-    def rows(self, start_ns: int, end_ns: int) -> int:
-        return bisect_right(self.times, end_ns) - bisect_right(self.times, start_ns)
+    def ends(self, field: str, start_ns: int, end_ns: int) -> tuple[float, float] | None:
+        """The first and the last reading of the span; None with fewer than two."""
+        rows = self._known_rows(field, start_ns, end_ns)
+        if rows is None:
+            return None
+        column = self.columns[field]
+        return column[rows[0]], column[rows[1] - 1]
+
+    def _known_rows(self, field: str, start_ns: int, end_ns: int) -> tuple[int, int] | None:
+        """The rows of the span without those at its ends that have no reading; None with fewer than two."""
+        column = self.columns.get(field)
+        if column is None:
+            return None
+        low, high = self._rows(start_ns, end_ns)
+        while low < high and column[low] != column[low]:
+            low += 1
+        while high > low and column[high - 1] != column[high - 1]:
+            high -= 1
+        return (low, high) if high - low >= 2 else None
+
+    def _rows(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        found = self._spans.get((start_ns, end_ns))
+        if found is None:
+            found = bisect_right(self.times, start_ns), bisect_right(self.times, end_ns)
+            if len(self._spans) >= MOST_SPANS:
+                self._spans.clear()
+            self._spans[start_ns, end_ns] = found
+        return found
 
     def known(self, field: str, at_ns: int) -> float | None:
         """The last known value of a field of SLOW, if it is not older than two hours."""
@@ -167,7 +241,7 @@ class Window:
                 self.last_ns = max(self.last_ns, sample.time_ns)
 
     def trim(self, at_ns: int) -> None:
-        """Let go of what is older than the horizon. Call it now and then; it works in gulps."""
+        """Let go of what is older than the horizon. Each call moves every table: call it now and then."""
         for device in self._devices.values():
             device.trim(at_ns - self._horizon_ns)
         if self.events and self.events[0].time_ns < at_ns - self._events_ns:

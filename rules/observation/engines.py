@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from rules.evidence import EngineEvidence, Observation, Seen
 from rules.observation.reader import BACK_S, NOW_S, Reader
@@ -52,13 +53,10 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
 
 def prefix_hit(engine: Device, start_ns: int, end_ns: int) -> float | None:
     """Share of queried prompt tokens found in the prefix cache, 0..1; None without counters or queries."""
-    queries, hits = (
-        [count for _, count in engine.points(name, start_ns, end_ns)]
-        for name in ("prefix_queries_total", "prefix_hits_total")
-    )
-    if len(queries) < 2 or len(hits) < 2 or queries[-1] <= queries[0] or hits[-1] < hits[0]:
+    queries, hits = (engine.ends(name, start_ns, end_ns) for name in ("prefix_queries_total", "prefix_hits_total"))
+    if queries is None or hits is None or queries[1] <= queries[0] or hits[1] < hits[0]:
         return None
-    return min((hits[-1] - hits[0]) / (queries[-1] - queries[0]), 1.0)
+    return min((hits[1] - hits[0]) / (queries[1] - queries[0]), 1.0)
 
 
 def _prompt_share(reader: Reader, engine: Device) -> Seen:
@@ -85,13 +83,14 @@ def _is_blind(reader: Reader, engine: Device) -> bool:
 
 
 def _down_s(reader: Reader, engine: Device) -> float:
-    points = engine.points("up", reader.start(BACK_S), reader.at_ns)
     since: int | None = None
-    for time_ns, up in reversed(points):
+    last: int | None = None
+    for time_ns, up in engine.backwards("up", reader.start(BACK_S), reader.at_ns):
         if up:
             break
+        last = last or time_ns
         since = time_ns
-    return (points[-1][0] - since) / SECOND if since is not None else 0.0
+    return (last - since) / SECOND if since is not None and last is not None else 0.0
 
 
 def _does_not_answer(reader: Reader, engine: Device) -> bool:
@@ -108,13 +107,16 @@ def _is_starting(reader: Reader, engine: Device) -> bool:
 
 def _stalled_s(reader: Reader, engine: Device) -> float | None:
     """Seconds for which the engine's own watch has said without a break that nothing comes out; None where nobody watches."""
-    points = engine.points("stalled", reader.start(BACK_S), reader.at_ns)
-    if not points or points[-1][0] < reader.start(NOW_S):
+    newest: tuple[int, float] | None = None
+    first_ns = 0
+    for time_ns, stalled in engine.backwards("stalled", reader.start(BACK_S), reader.at_ns):
+        newest = newest or (time_ns, stalled)
+        first_ns = time_ns
+        if not stalled:
+            break
+    if newest is None or newest[0] < reader.start(NOW_S):
         return None
-    since = next((time_ns for time_ns, stalled in reversed(points) if not stalled), None)
-    if since is None:
-        return (points[-1][0] - points[0][0]) / SECOND
-    return (points[-1][0] - since) / SECOND if points[-1][1] else 0.0
+    return (newest[0] - first_ns) / SECOND if newest[1] else 0.0
 
 
 def _acceptance(reader: Reader, engine: Device) -> Seen:
@@ -133,23 +135,28 @@ def _frozen_s(reader: Reader, engine: Device) -> float | None:
     """
     if engine.texts.get("counter_style") == "finish":
         return None
-    running = engine.points("requests_running", reader.start(BACK_S), reader.at_ns)
-    if not running or running[-1][0] < reader.start(NOW_S):
+    start_ns, at_ns = reader.start(BACK_S), reader.at_ns
+    newest = next(engine.backwards("requests_running", start_ns, at_ns), None)
+    if newest is None or newest[0] < reader.start(NOW_S):
         return None
-    progress: int | None = None
-    known = False
-    for name in ("generation_tokens_total", "prompt_tokens_total", "steps_total"):
-        points = engine.points(name, reader.start(BACK_S), reader.at_ns)
-        known = known or (len(points) > 1 and name == "generation_tokens_total")
-        for (_, before), (time_ns, after) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
-            if after != before:
-                progress = max(progress or 0, time_ns)
-                break
-    if not known:
+    if not any(True for _ in islice(engine.backwards("generation_tokens_total", start_ns, at_ns), 1, 2)):
         return None
-    since = running[-1][0]
-    for time_ns, count in reversed(running):
-        if count < 1 or (progress is not None and time_ns <= progress):
+    names = ("generation_tokens_total", "prompt_tokens_total", "steps_total")
+    moved = [time_ns for name in names if (time_ns := _moved_ns(engine, name, start_ns, at_ns)) is not None]
+    progress_ns = max(moved, default=start_ns)
+    since = newest[0]
+    for time_ns, count in engine.backwards("requests_running", start_ns, at_ns):
+        if count < 1 or time_ns <= progress_ns:
             break
         since = time_ns
-    return (running[-1][0] - since) / SECOND
+    return (newest[0] - since) / SECOND
+
+
+def _moved_ns(engine: Device, name: str, start_ns: int, end_ns: int) -> int | None:
+    """When the counter last changed; None if it has not, or is not known."""
+    later: tuple[int, float] | None = None
+    for point in engine.backwards(name, start_ns, end_ns):
+        if later is not None and point[1] != later[1]:
+            return later[0]
+        later = point
+    return None

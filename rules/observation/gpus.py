@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rules.evidence import GpuEvidence, Observation, Seen
 from rules.observation.reader import BACK_S, NOW_S, Reader
@@ -110,13 +111,14 @@ def _margin(
 
 def _duties(reader: Reader, gpu: Device, index: str) -> dict[str, Observation]:
     """Share of the window under each reason: from the mask's samples, and from the duration counter, whichever says more."""
-    points = gpu.points("throttle_reasons", reader.start(BACK_S), reader.at_ns)
-    start = reader.start(NOW_S)
-    masks = [(time_ns, int(mask)) for time_ns, mask in points]
-    now = [mask for time_ns, mask in masks if time_ns > start]
+    now = [int(mask) for mask in gpu.values("throttle_reasons", reader.start(NOW_S), reader.at_ns)]
+    flown = 0  # every reason that was given at all
+    for mask in now:
+        flown |= mask
     found: dict[str, Observation] = {}
     for name in JUDGED_BITS:
-        share = sum(1 for mask in now if mask & BITS[name]) / len(now) if now else None
+        bit = BITS[name]
+        share = (sum(1 for mask in now if mask & bit) / len(now) if flown & bit else 0.0) if now else None
         lane, samples = "gpu.throttle_reasons", len(now)
         for counter in COUNTERS.get(name, "").split():
             grown = reader.growth(gpu, counter, NOW_S)
@@ -128,6 +130,11 @@ def _duties(reader: Reader, gpu: Device, index: str) -> dict[str, Observation]:
             continue
         source = f"{index}.{name}"
         low, middle, high, learned_from = reader.habit("gpu.throttle_reasons", source)
-        since = reader.left([(t, float(bool(m & BITS[name]))) for t, m in masks], share, 0.0) if share > 0.05 else None
+        since = partial(_masked_since, reader, gpu, bit, share) if share > 0.05 else None
         found[name] = Observation(share, lane, source, middle, low, high, learned_from, since, samples)
     return found
+
+
+def _masked_since(reader: Reader, gpu: Device, bit: int, share: float) -> int | None:
+    masks = gpu.backwards("throttle_reasons", reader.start(BACK_S), reader.at_ns)
+    return reader.left(((time_ns, float(bool(int(mask) & bit))) for time_ns, mask in masks), share, 0.0)

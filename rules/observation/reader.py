@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from rules.evidence import Observation, Seen
 from rules.usual import PeerHabits, Usual
@@ -57,10 +57,13 @@ class Reader:
     def seen(self, device: Device, name: str, source: str, reading: float, samples: int) -> Observation:
         lane = f"{device.measurement}.{name}"
         low, middle, high, learned_from = self.habit(lane, source)
-        since = None
+        began = None
         if middle is not None and _is_away(reading, middle):
-            since = self.left(device.points(name, self.start(BACK_S), self.at_ns), reading, middle)
-        return Observation(reading, lane, source, middle, low, high, learned_from, since, samples)
+            began = partial(self._left, device, name, reading, middle)
+        return Observation(reading, lane, source, middle, low, high, learned_from, began, samples)
+
+    def _left(self, device: Device, name: str, reading: float, middle: float) -> int | None:
+        return self.left(device.backwards(name, self.start(BACK_S), self.at_ns), reading, middle)
 
     def habit(self, lane: str, source: str) -> tuple[float | None, float | None, float | None, str]:
         own = self.usual.range(lane, source)
@@ -71,12 +74,12 @@ class Reader:
             return *theirs, "peers"
         return None, None, None, ""
 
-    def left(self, points: Sequence[tuple[int, float]], reading: float, middle: float) -> int | None:
-        """Since when the points are beyond the midpoint between usual and now, but for lapses below ten seconds."""
+    def left(self, backwards: Iterable[tuple[int, float]], reading: float, middle: float) -> int | None:
+        """Since when the points, newest first, are beyond the midpoint between usual and now, but for lapses below ten seconds."""
         midpoint = (reading + middle) / 2
         above = reading > middle
         since: int | None = None
-        for time_ns, point in reversed(points):
+        for time_ns, point in backwards:
             if (point > midpoint) == above:
                 since = time_ns
             elif (since if since is not None else self.at_ns) - time_ns > 10 * SECOND:
@@ -85,16 +88,7 @@ class Reader:
 
     def growth(self, device: Device, name: str, look_s: float) -> tuple[float, float] | None:
         """(growth, seconds) of a counter over the last `look_s`; a reset counts from zero. None with fewer than two readings."""
-        points = device.points(name, self.start(look_s), self.at_ns)
-        if len(points) < 2:
-            return None
-        counts = [count for _, count in points]
-        if counts[-1] == max(counts) and counts[0] == min(counts):  # no reset: the common case, without a walk
-            return counts[-1] - counts[0], (points[-1][0] - points[0][0]) / SECOND
-        grown = 0.0
-        for (_, before), (_, after) in itertools.pairwise(points):
-            grown += after - before if after >= before else after
-        return grown, (points[-1][0] - points[0][0]) / SECOND
+        return device.grown(name, self.start(look_s), self.at_ns)
 
     def rate(self, device: Device, name: str, lane: str, source: str = "", per_s: float = 1.0) -> Seen:
         grown = self.growth(device, name, NOW_S)

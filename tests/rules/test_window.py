@@ -94,3 +94,42 @@ def test_ten_gpus_sort_as_numbers_and_a_gpu_whose_uuid_changed_is_one() -> None:
     (pair,) = pairs_of(window)
     assert [g.tags["gpu"] for g in pair.gpus] == [str(i) for i in range(11)]
     assert pair.gpus[4].tags["uuid"] == "new"
+
+
+def test_a_counter_grows_over_gaps_and_from_zero_after_a_reset() -> None:
+    window = Window()
+    counts = [None, 5, 9, None, 2**40, 3, 3, 10, None]
+    window.add(
+        engine(t, "e", up=1, **({} if count is None else {"generation_tokens_total": count}))
+        for t, count in enumerate(counts)
+    )
+    (device,) = window.devices("n1", "engine")
+    assert device.grown("generation_tokens_total", T0 - 1, T0 + 4 * SECOND) == (2**40 - 5, 3.0)
+    assert device.grown("generation_tokens_total", T0 - 1, T0 + 8 * SECOND) == (2**40 - 5 + 3 + 7, 6.0)
+    assert device.grown("generation_tokens_total", T0 + 4 * SECOND, T0 + 5 * SECOND) is None
+    assert device.grown("steps_total", T0 - 1, T0 + 8 * SECOND) is None
+    assert device.ends("generation_tokens_total", T0 - 1, T0 + 8 * SECOND) == (5.0, 10.0)
+
+
+def test_backwards_is_points_from_the_newest_on_and_an_old_span_is_not_answered_from_before() -> None:
+    window = Window()
+    window.add(gpu(t, temp_c=60.0 + t, **({"util_pct": 90.0} if t % 3 else {})) for t in range(10))
+    (device,) = window.devices("n1", "gpu")
+    span = (T0 + 2 * SECOND, T0 + 12 * SECOND)
+    assert list(device.backwards("util_pct", *span)) == device.points("util_pct", *span)[::-1]
+    assert list(device.backwards("power_w", *span)) == []
+    window.add([gpu(11, temp_c=99.0)])
+    assert device.values("temp_c", *span)[-1] == 99.0
+    window.trim(T0 + 305 * SECOND)
+    assert device.values("temp_c", *span) == [66.0, 67.0, 68.0, 69.0, 99.0]
+
+
+def test_counters_times_and_masks_lose_no_digit_and_readings_keep_seven() -> None:
+    window = Window()
+    mask, energy = 2**30 + 1, 123_456_789.125
+    window.add([gpu(0, throttle_reasons=mask, throttle_sw_power_s=energy, power_w=612.34567, pcie_rx_bytes_s=1.25e10)])
+    (device,) = window.devices("n1", "gpu")
+    read = {name: device.values(name, T0 - 1, T0) for name in device.columns}
+    assert read["throttle_reasons"] == [mask] and read["throttle_sw_power_s"] == [energy]
+    assert abs(read["power_w"][0] - 612.34567) < 1e-4 and abs(read["pcie_rx_bytes_s"][0] - 1.25e10) < 1e3
+    assert {device.columns[name].itemsize for name in ("power_w", "pcie_rx_bytes_s")} == {4}
