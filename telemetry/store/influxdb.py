@@ -92,11 +92,11 @@ class InfluxStore:
         own = marks(samples) if self.rolls_up else []
         self.server.write(lineprotocol.encode_many([*counted(samples), *own]))
 
-    def _put(self, samples: Sequence[Sample], policy: str) -> None:
+    def _put(self, lines: Sequence[str], policy: str) -> None:
         """Rollups and their marks, as they are."""
-        for start in range(0, len(samples), BATCH_LINES):
+        for start in range(0, len(lines), BATCH_LINES):
             try:
-                self.server.write(lineprotocol.encode_many(samples[start : start + BATCH_LINES]), policy)
+                self.server.write("\n".join(lines[start : start + BATCH_LINES]), policy)
             except Refused as refused:
                 if _TOO_OLD.search(refused.reason) is None:  # what the policy would drop need not be kept
                     raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None

@@ -1,8 +1,9 @@
 """Cells of rollups as points of an InfluxDB server, written and read, and cells of minutes out of rows of raw samples.
 
-A cell of a gauge or a counter is one text, so that it is written and read as a whole: the server merges a point with what is there,
-and each field costs it a cursor a series. Of what kept still it is the value, for most fields that of every minute. A cell of a state,
-mask or text is the value itself. Earlier versions wrote a field for each part; those are read where there is no text.
+A cell of a gauge (mean, least, largest, number of values; shorter where they are one) or of a counter (last, first, growth, times of the
+first and the last since the start; or the value and its time) is one text, so that it is written and read as a whole: the server merges
+a point with what is there, and each field costs it a cursor a series. A cell of a state, mask or text is the value itself. Earlier
+versions wrote a field for each part; those are read where there is no text.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
+from telemetry import lineprotocol
 from telemetry.catalogue import Field, Kind
 from telemetry.sample import Sample, Value
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Counter, Gauge, reduced
@@ -24,32 +26,42 @@ _PARTS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-def written(
-    level_ns: int, measurement: str, tags: Mapping[str, str], start_ns: int, n: int, cells: Mapping[str, Cell]
-) -> Sample:
-    """The point of a row of cells, of `n` samples."""
-    fields: dict[str, Value] = {"samples": n}
-    for name, cell in cells.items():
-        if isinstance(cell, Gauge | Counter):
-            fields[name + _TEXT] = _text(cell, start_ns)
+class Row(NamedTuple):
+    """The cells of one series over one minute or quarter."""
+
+    level_ns: int
+    measurement: str
+    tags: Mapping[str, str]
+    start_ns: int
+    samples: int
+    cells: Mapping[str, Cell]
+
+
+def line(row: Row) -> str:
+    """The row's point in line protocol. Its numbers need none of the care that a text does, and there are many."""
+    parts: list[str] = []
+    plain: dict[str, Value] = {"samples": row.samples}
+    for name, cell in row.cells.items():
+        if isinstance(cell, Gauge):
+            n, mean, low, high = cell
+            rest = f" {low!r} {high!r} {n}" if low != high else "" if n == 1 else f" {n}"
+            parts.append(f',{name}{_TEXT}="{mean!r}{rest}"')
+        elif isinstance(cell, Counter):
+            parts.append(f',{name}{_TEXT}="{_counted(cell, row.start_ns)}"')
+        elif isinstance(cell, int):
+            parts.append(f",{name}={cell}i")
         else:
-            fields[name] = cell
-    return Sample(PREFIXES[level_ns] + measurement, tags, fields, start_ns)
+            plain[name] = cell
+    sample = Sample(PREFIXES[row.level_ns] + row.measurement, row.tags, plain, row.start_ns)
+    whole, _, time = lineprotocol.encode(sample).rpartition(" ")
+    return f"{whole}{''.join(parts)} {time}"
 
 
-def _text(cell: Gauge | Counter, start_ns: int) -> str:
-    """Gauge: mean, least, largest, number of values. Counter: last, first, growth, times of the first and the last since the start.
-
-    Shorter where that says it all: the value and the number if not one; the value and the time.
-    """
-    parts: tuple[float, ...]
-    if isinstance(cell, Gauge):
-        mean, n = cell.mean, cell.n
-        parts = (mean, cell.low, cell.high, n) if cell.low != cell.high else (mean,) if n == 1 else (mean, n)
-    else:
-        first_at, last_at = cell.first_ns - start_ns, cell.last_ns - start_ns
-        parts = (cell.last, last_at) if first_at == last_at else (cell.last, cell.first, cell.grown, first_at, last_at)
-    return " ".join(map(repr, parts))
+def _counted(cell: Counter, start_ns: int) -> str:
+    first_at, last_at = cell.first_ns - start_ns, cell.last_ns - start_ns
+    if first_at == last_at:
+        return f"{cell.last!r} {last_at}"
+    return f"{cell.last!r} {cell.first!r} {cell.grown!r} {first_at} {last_at}"
 
 
 def columns(field: Field, *, by_part: bool) -> list[str]:
@@ -65,10 +77,10 @@ def is_part(name: str) -> bool:
 
 
 def read(series: Mapping[str, Any], fields: Sequence[Field]) -> Iterator[tuple[int, int, dict[str, Cell]]]:
-    """(start_ns, samples, field -> cell) of each row."""
+    """(start_ns, samples, field -> cell) of each row; 0 samples where they were not asked for."""
     place = {name: number for number, name in enumerate(series["columns"])}
     sources = [(f, place[columns(f, by_part=False)[0]], _places_of_parts(f, place)) for f in fields]
-    samples = place["samples"]
+    samples = place.get("samples")
     for row in series["values"]:
         start_ns: int = row[0]
         cells: dict[str, Cell] = {}
@@ -77,7 +89,7 @@ def read(series: Mapping[str, Any], fields: Sequence[Field]) -> Iterator[tuple[i
                 cells[field.name] = _of_text(field, start_ns, row[whole]) if field.kind in _PARTS else row[whole]
             elif parts and None not in (several := [row[number] for number in parts]):
                 cells[field.name] = _of_parts(field, start_ns, several)
-        yield start_ns, row[samples] or 0, cells
+        yield start_ns, (row[samples] or 0) if samples is not None else 0, cells
 
 
 def _places_of_parts(field: Field, place: Mapping[str, int]) -> list[int]:

@@ -8,7 +8,6 @@ and the fields in two requests at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from telemetry.store.buckets import Buckets, Columns
@@ -80,13 +79,7 @@ def _answers(
         return [(tags, server.query(statement)) for share in asked for tags, statement in share]
     if not any(asked):  # no series
         return []
-
-    def ask(share: Sequence[_Asked]) -> list[list[dict[str, Any]]]:
-        return server.query_each([statement for _, statement in share])
-
-    with ThreadPoolExecutor(max(1, len(asked) - 1)) as others:
-        later = [others.submit(ask, share) for share in asked[1:]]
-        found = [ask(asked[0]), *(answer.result() for answer in later)]
+    found = server.query_at_once([[statement for _, statement in share] for share in asked])
     return [
         (tags, answer)
         for share, answers in zip(asked, found, strict=True)

@@ -15,16 +15,17 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
 
-from telemetry import catalogue
+from telemetry import catalogue, lineprotocol
 from telemetry.catalogue import Field
 from telemetry.sample import Sample
 from telemetry.store.buckets import order
-from telemetry.store.influxdb_cells import PREFIXES, columns, is_part, minutes, read, written
+from telemetry.store.influxdb_cells import PREFIXES, Row, columns, is_part, line, minutes, read
 from telemetry.store.influxdb_fleet import FleetMinutes, Sums, add
 from telemetry.store.influxdb_http import InfluxServer, Policy
 from telemetry.store.influxdb_samples import COUNT
@@ -53,14 +54,15 @@ SHOWN_NS = 5 * 10**9
 _AT_BITS = 20
 _REACHES_NS = (QUARTER_NS, 86_400 * 10**9, 40 * 86_400 * 10**9, 2**62)
 """How far back older samples are looked for, in turn."""
-_NODES_AT_ONCE = 16
+_NODES_AT_ONCE = 32
+_NODES_OF_CELLS = 16
 _ROWS_AT_ONCE = 20_000
 _DENSE = 480.0  # rows of a node in a minute, where it isn't known: eight cards at 1 Hz
 _MOST_RUNS = 20
 
-Timed = tuple[int, Cell]
-Post = Callable[[Sequence[Sample], str], None]
-"""Write samples into a retention policy; "" is the database's own."""
+_Raw = Mapping[str, list[dict[str, Any]]]
+Post = Callable[[Sequence[str], str], None]
+"""Write lines into a retention policy; "" is the database's own."""
 
 
 def days_of_levels(policies: Iterable[Policy]) -> tuple[float, float] | None:
@@ -127,7 +129,6 @@ class InfluxRollups:
         self._told_ns = 0  # when `since_ns` was written down last
         self._measurements: list[str] = []
         self._fleet = FleetMinutes()
-        self._density = _DENSE
         self._parts: dict[str, tuple[float, bool]] = {}
 
     # --- what is kept
@@ -152,12 +153,12 @@ class InfluxRollups:
     def let_go(self, before_ns: int) -> None:
         """Note that raw samples from before go now."""
         self._gone_ns = max(self._gone_ns, before_ns)
-        self._post([Sample(MARKS, {"kind": "began"}, {"gone": self._gone_ns}, time.time_ns() // HOUR_NS * HOUR_NS)], "")
+        self._mark([Sample(MARKS, {"kind": "began"}, {"gone": self._gone_ns}, time.time_ns() // HOUR_NS * HOUR_NS)])
 
     def _tell(self, since_ns: int) -> None:
         """Written down anew now and then, as the server's policy lets old points go."""
         now_ns = time.time_ns()
-        self._post([Sample(MARKS, {"kind": "began"}, {"since": since_ns}, now_ns // HOUR_NS * HOUR_NS)], "")
+        self._mark([Sample(MARKS, {"kind": "began"}, {"since": since_ns}, now_ns // HOUR_NS * HOUR_NS)])
         self._since_ns, self._told_ns = since_ns, now_ns
 
     def keep(self, level_ns: int, days: float) -> None:
@@ -202,7 +203,7 @@ class InfluxRollups:
             fresh_ns = time.time_ns() - SHOWN_NS
             for roll, some in self._pieces(hour.start_ns, now_ns, fresh_ns):
                 roll(some)
-                self._post([mark.settled() for mark in some], "")
+                self._mark([mark.settled() for mark in some])
                 if time.monotonic() >= deadline_s:
                     return True
             waiting = self._leave(hour, now_ns, fresh_ns) or waiting
@@ -222,15 +223,17 @@ class InfluxRollups:
         fleet = due("fleet", MINUTE_NS)
         minutes = due("minute", MINUTE_NS)
         whole = self._whole_quarters(minutes, hour_ns, now_ns)
-        for some in self._portions(minutes):
-            yield partial(self._minutes, whole), some
+        for some, raw in self._ahead(self._portions(minutes)):
+            yield partial(self._minutes, whole, raw), some
         ready = [mark for mark in fleet if self._fleet.holds(mark.start_ns)]
         if ready:
             yield self._fleet_minutes, ready
-        for some in _by_quarter([mark for mark in fleet if mark not in ready]):
+        for some in _blocks([mark for mark in fleet if mark not in ready], QUARTER_NS, _NODES_OF_CELLS):
             yield self._fleet_minutes, some
         # opened by the above, whose cells are all there
-        for some in _by_quarter(self.open("quarter", hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1))):
+        for some in _blocks(
+            self.open("quarter", hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1)), QUARTER_NS, _NODES_OF_CELLS
+        ):
             yield self._quarters, some
         some = self.open("fleet_quarter", hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1))
         if some:
@@ -259,23 +262,34 @@ class InfluxRollups:
                     found.setdefault(start_ns, {})[node] = int(at)
         return found
 
-    def _portions(self, minutes: Sequence[Mark]) -> Iterator[list[Mark]]:
-        """Marks that one query of so many rows answers, all of a node's of one quarter together; the newest first."""
-        groups: dict[tuple[int, str], list[Mark]] = {}
-        for mark in minutes:
-            groups.setdefault((_quarter(mark.start_ns), mark.node), []).append(mark)
-        self._density = self._rows_a_minute(minutes)
-        portion: list[Mark] = []
-        nodes: set[str] = set()
-        for (start_ns, node), marks in sorted(groups.items(), key=lambda group: (-group[0][0], group[0][1])):
-            span_ns = portion[0].start_ns - min(start_ns, portion[-1].start_ns) + QUARTER_NS if portion else 0
-            if portion and len(nodes | {node}) * span_ns / MINUTE_NS * self._density > _ROWS_AT_ONCE:
-                yield portion
-                portion, nodes = [], set()
-            portion += marks
-            nodes.add(node)
-        if portion:
-            yield portion
+    def _portions(self, minutes: Sequence[Mark]) -> list[list[Mark]]:
+        """Marks that one query each answers, all of a node's of one quarter together."""
+        density = self._rows_a_minute(minutes)
+        starts = [mark.start_ns for mark in minutes]
+        length_ns = max(starts) - min(starts) + MINUTE_NS if starts else 0
+        if density * length_ns / MINUTE_NS * _NODES_AT_ONCE > _ROWS_AT_ONCE:
+            length_ns = min(length_ns, QUARTER_NS)
+            nodes = _ROWS_AT_ONCE / (density * length_ns / MINUTE_NS)
+            return list(_blocks(minutes, QUARTER_NS, max(1, min(_NODES_AT_ONCE, int(nodes)))))
+        return list(_blocks(minutes, HOUR_NS, _NODES_AT_ONCE))
+
+    def _ahead(self, portions: Sequence[list[Mark]]) -> Iterator[tuple[list[Mark], _Raw]]:
+        """Each with its raw samples, which the server looks up while those of the one before are drawn together."""
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(self._raw, portions[0]) if portions else None
+            for place, some in enumerate(portions, 1):
+                assert coming is not None
+                raw = coming.result()
+                coming = reader.submit(self._raw, portions[place]) if place < len(portions) else None
+                yield some, raw
+
+    def _raw(self, some: Sequence[Mark]) -> _Raw:
+        """measurement -> raw samples of each series, those of these minutes and maybe of others between them."""
+        where = f"{_time(*_span(some))}{_nodes({mark.node for mark in some})}"
+        return {
+            measurement: self._query(f"SELECT * FROM {identifier(measurement)} WHERE {where} GROUP BY *")
+            for measurement in self._measurements
+        }
 
     def _rows_a_minute(self, some: Sequence[Mark]) -> float:
         """How many raw samples a node has in a minute, about; of other writers' samples it is not known beforehand."""
@@ -297,7 +311,7 @@ class InfluxRollups:
         span = (hour.start_ns, hour.start_ns + HOUR_NS)
         left = [mark for kind in ("minute", "fleet", "quarter", "fleet_quarter") for mark in self.open(kind, *span)]
         if not left and hour.written_ns <= fresh_ns:
-            self._post([hour.settled()], "")
+            self._mark([hour.settled()])
             return False
         due = [
             mark for mark in left if mark.start_ns <= now_ns - (MINUTE_NS if mark.kind in _OF_A_MINUTE else QUARTER_NS)
@@ -341,7 +355,7 @@ class InfluxRollups:
             if (node, minute) not in marked
         ]
         made += [Mark("fleet", "", minute, at).opened() for minute in minutes]
-        self._post([*made, Mark("hour", "", start_ns // HOUR_NS * HOUR_NS, at).opened()], "")
+        self._mark([*made, Mark("hour", "", start_ns // HOUR_NS * HOUR_NS, at).opened()])
         self._tell(start_ns)
         return True
 
@@ -366,43 +380,39 @@ class InfluxRollups:
             if row[1] is not None
         ]
 
-    def _minutes(self, whole: Collection[tuple[str, int]], some: Sequence[Mark]) -> None:
+    def _minutes(self, whole: Collection[tuple[str, int]], raw: _Raw, some: Sequence[Mark]) -> None:
         """Cells of the minutes, and of the quarters that are `whole` in them."""
         wanted: dict[str, set[int]] = {}
         for mark in some:
             wanted.setdefault(mark.node, set()).add(mark.start_ns)
-        span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + MINUTE_NS)
-        made: list[Sample] = []
-        quarters: list[Sample] = []
+        made: list[Row] = []
+        quarters: list[Row] = []
         sums: Sums = {}
-        rows_read = 0
-        for measurement in self._measurements:
+        for measurement, found in raw.items():
             fields, gauges = catalogue.MEASUREMENTS[measurement].fields, fleet_fields(measurement)
-            where = f"{_time(*span)}{_nodes(wanted)}"
-            for series in self._query(f"SELECT * FROM {identifier(measurement)} WHERE {where} GROUP BY *"):
-                rows_read += len(series["values"])
+            for series in found:
                 tags = tags_of(series)
                 node = tags.get("node", "")
                 rows = list(minutes(series, fields, wanted.get(node, ())))
                 for start_ns, n, cells in rows:
-                    made.append(written(MINUTE_NS, measurement, tags, start_ns, n, cells))
+                    made.append(Row(MINUTE_NS, measurement, tags, start_ns, n, cells))
                     if gauges:
                         add(sums, start_ns, measurement, cells, gauges)
                 for start_ns, several in groupby(rows, key=lambda row: _quarter(row[0])):
                     if (node, start_ns) in whole:
                         parts = [(n, cells) for _, n, cells in several]
                         quarters.append(_joined(QUARTER_NS, measurement, tags, start_ns, parts, fields))
-        self._density = max(self._density, rows_read / len(wanted) / ((span[1] - span[0]) / MINUTE_NS))
+        span = _span(some)
         kept = self._put(MINUTE_NS, made, span)
         of_kept = {(node, _quarter(start_ns)) for node, start_ns in kept}
-        self._put(QUARTER_NS, [q for q in quarters if (q.tags.get("node", ""), q.time_ns) not in of_kept], span)
+        self._put(QUARTER_NS, [q for q in quarters if (q.tags.get("node", ""), q.start_ns) not in of_kept], span)
         places = {(mark.node, _quarter(mark.start_ns)) for mark in some}
         self._open("quarter", {place for place in places if place not in whole or place in of_kept})
         changed = {start_ns for _, start_ns in kept}
         self._fleet.put([(mark.node, mark.start_ns, mark.at) for mark in some], sums, changed)
 
     def _fleet_minutes(self, some: Sequence[Mark]) -> None:
-        made: list[Sample] = []
+        made: list[Row] = []
         rest: list[Mark] = []
         known = self._minute_marks((min(m.start_ns for m in some), max(m.start_ns for m in some) + MINUTE_NS))
         for mark in some:
@@ -411,15 +421,15 @@ class InfluxRollups:
                 rest.append(mark)
             else:
                 made += [
-                    written(MINUTE_NS, FLEET + measurement, {}, mark.start_ns, 0, gauges)
+                    Row(MINUTE_NS, FLEET + measurement, {}, mark.start_ns, 0, gauges)
                     for measurement, gauges in together.items()
                 ]
-        for part in _by_quarter(rest):
+        for part in _blocks(rest, QUARTER_NS, _NODES_OF_CELLS):
             made += self._fleet_from_cells(part)
         self._put(MINUTE_NS, made, None)
         self._open("fleet_quarter", {("", _quarter(mark.start_ns)) for mark in some})
 
-    def _fleet_from_cells(self, some: Sequence[Mark]) -> Iterator[Sample]:
+    def _fleet_from_cells(self, some: Sequence[Mark]) -> Iterator[Row]:
         span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + MINUTE_NS)
         wanted = {mark.start_ns for mark in some}
         for measurement in self._measurements:
@@ -432,10 +442,10 @@ class InfluxRollups:
                         several.setdefault(start_ns, {}).setdefault(name, []).append(cell)
             for start_ns, by_name in several.items():
                 whole = {name: combined(known[name].kind, cells) for name, cells in by_name.items()}
-                yield written(MINUTE_NS, FLEET + measurement, {}, start_ns, 0, whole)
+                yield Row(MINUTE_NS, FLEET + measurement, {}, start_ns, 0, whole)
 
     def _quarters(self, some: Sequence[Mark]) -> None:
-        made: list[Sample] = []
+        made: list[Row] = []
         fleet = some[0].kind == "fleet_quarter"
         span = (min(mark.start_ns for mark in some), max(mark.start_ns for mark in some) + QUARTER_NS)
         wanted = {(mark.node, mark.start_ns) for mark in some}
@@ -445,7 +455,7 @@ class InfluxRollups:
             name = FLEET + measurement if fleet else measurement
             several: dict[tuple[Any, int], list[tuple[int, dict[str, Cell]]]] = {}
             tags_of: dict[Any, Mapping[str, str]] = {}
-            for tags, start_ns, n, cells in self.cells(MINUTE_NS, name, list(known.values()), where):
+            for tags, start_ns, n, cells in self.cells(MINUTE_NS, name, list(known.values()), where, with_samples=True):
                 if (tags.get("node", ""), _quarter(start_ns)) in wanted:
                     key = order(tags)
                     tags_of[key] = tags
@@ -457,9 +467,9 @@ class InfluxRollups:
     def _open(self, kind: str, places: Collection[tuple[str, int]]) -> None:
         if places:
             at = _now()
-            self._post([Mark(kind, node, start_ns, at).opened() for node, start_ns in sorted(places)], "")
+            self._mark([Mark(kind, node, start_ns, at).opened() for node, start_ns in sorted(places)])
 
-    def _put(self, level_ns: int, made: Sequence[Sample], span: tuple[int, int] | None) -> set[tuple[str, int]]:
+    def _put(self, level_ns: int, made: Sequence[Row], span: tuple[int, int] | None) -> set[tuple[str, int]]:
         """Write cells; one that is there from more samples than are left now stays as it is (raw samples only ever go when old).
 
         (node, start_ns) of those that stayed.
@@ -468,9 +478,9 @@ class InfluxRollups:
         kept: set[tuple[str, Any, int]] = set()
         first_ns = span[0] // level_ns * level_ns if span is not None else 0
         if span is not None and made and first_ns < time.time_ns() - FRESH_NS:
-            counts = {(s.measurement, order(s.tags), s.time_ns): s.fields["samples"] for s in made}
-            nodes = _nodes({sample.tags.get("node", "") for sample in made})
-            for measurement in {sample.measurement for sample in made}:
+            counts = {(row.measurement, order(row.tags), row.start_ns): row.samples for row in made}
+            nodes = _nodes({row.tags.get("node", "") for row in made})
+            for measurement in {row.measurement for row in made}:
                 for series in self._query(
                     f"SELECT samples FROM {self._source(level_ns, measurement)} "
                     f"WHERE {_time(first_ns, span[1])}{nodes} GROUP BY *"
@@ -479,19 +489,28 @@ class InfluxRollups:
                         place = (measurement, order(tags_of(series)), start_ns)
                         if n is not None and n > counts.get(place, n):
                             kept.add(place)
-        self._post([s for s in made if (s.measurement, order(s.tags), s.time_ns) not in kept] if kept else made, policy)
+        if kept:
+            made = [row for row in made if (row.measurement, order(row.tags), row.start_ns) not in kept]
+        self._post(list(map(line, made)), policy)
         return {(dict(tags).get("node", ""), start_ns) for _, tags, start_ns in kept}
+
+    def _mark(self, samples: Iterable[Sample]) -> None:
+        self._post(list(map(lineprotocol.encode, samples)), "")
 
     # --- reading
 
     def cells(
-        self, level_ns: int, measurement: str, fields: Sequence[Field], where: str
+        self, level_ns: int, measurement: str, fields: Sequence[Field], where: str, *, with_samples: bool = False
     ) -> Iterator[tuple[Mapping[str, str], int, int, dict[str, Cell]]]:
-        """(tags, start_ns, samples, field -> cell) of one level as they stand, with an InfluxQL condition."""
-        source = self._source(level_ns, PREFIXES[level_ns] + measurement)
+        """(tags, start_ns, samples, field -> cell) of one level as they stand, with an InfluxQL condition.
+
+        How many samples there were is 0 unless it is asked for: each column costs the server as much as another.
+        """
+        source = self._source(level_ns, measurement)
         by_part = self._has_parts(source)
         names = [identifier(name) for field in fields for name in columns(field, by_part=by_part)]
-        for series in self._query(f"SELECT samples, {', '.join(names)} FROM {source} WHERE {where} GROUP BY *"):
+        select = ", ".join([*(["samples"] if with_samples else []), *names])
+        for series in self._query(f"SELECT {select} FROM {source} WHERE {where} GROUP BY *"):
             tags = tags_of(series)
             for start_ns, samples, cells in read(series, fields):
                 yield tags, start_ns, samples, cells
@@ -506,7 +525,7 @@ class InfluxRollups:
         return found
 
     def _source(self, level_ns: int, measurement: str) -> str:
-        return f"{self._database}.{identifier(POLICIES[level_ns][0])}.{identifier(measurement)}"
+        return f"{self._database}.{identifier(POLICIES[level_ns][0])}.{identifier(PREFIXES[level_ns] + measurement)}"
 
 
 def runs(starts: Collection[int], length_ns: int) -> list[tuple[int, int]]:
@@ -520,15 +539,19 @@ def runs(starts: Collection[int], length_ns: int) -> list[tuple[int, int]]:
     return found if len(found) <= _MOST_RUNS else [(found[0][0], found[-1][1])]
 
 
-def _by_quarter(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
-    """Marks of one quarter and of so many nodes that one query of their cells answers them; the newest first."""
+def _blocks(marks: Iterable[Mark], length_ns: int, nodes_at_once: int) -> Iterator[list[Mark]]:
+    """Marks of one quarter or hour and of so many nodes; the newest first."""
     groups: dict[int, dict[str, list[Mark]]] = {}
     for mark in marks:
-        groups.setdefault(_quarter(mark.start_ns), {}).setdefault(mark.node, []).append(mark)
-    for start_ns in sorted(groups, reverse=True):
-        nodes = sorted(groups[start_ns])
-        for first in range(0, len(nodes), _NODES_AT_ONCE):
-            yield [mark for node in nodes[first : first + _NODES_AT_ONCE] for mark in groups[start_ns][node]]
+        groups.setdefault(mark.start_ns // length_ns, {}).setdefault(mark.node, []).append(mark)
+    for block in sorted(groups, reverse=True):
+        nodes = sorted(groups[block])
+        for first in range(0, len(nodes), nodes_at_once):
+            yield [mark for node in nodes[first : first + nodes_at_once] for mark in groups[block][node]]
+
+
+def _span(minutes: Sequence[Mark]) -> tuple[int, int]:
+    return min(mark.start_ns for mark in minutes), max(mark.start_ns for mark in minutes) + MINUTE_NS
 
 
 def _joined(
@@ -538,14 +561,14 @@ def _joined(
     start_ns: int,
     parts: Sequence[tuple[int, Mapping[str, Cell]]],
     fields: Mapping[str, Field],
-) -> Sample:
-    """The point of a longer row of cells, out of (samples, cells) of the shorter ones in time order."""
+) -> Row:
+    """The longer row of cells, out of (samples, cells) of the shorter ones in time order."""
     several: dict[str, list[Cell]] = {}
     for _, cells in parts:
         for name, cell in cells.items():
             several.setdefault(name, []).append(cell)
     whole = {name: combined(fields[name].kind, found) for name, found in several.items()}
-    return written(level_ns, measurement, tags, start_ns, sum(n for n, _ in parts), whole)
+    return Row(level_ns, measurement, tags, start_ns, sum(n for n, _ in parts), whole)
 
 
 def _time(first_ns: int, end_ns: int) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from telemetry import lineprotocol
 from telemetry.sample import Sample
 from telemetry.store import StoreDown, StoreError, influxdb_draw, influxdb_rollup, open_existing, open_store, public_url
 from telemetry.store.influxdb import InfluxStore
@@ -300,7 +301,9 @@ def test_two_that_roll_up_at_once_and_a_write_between_them_lose_nothing(
     two.write([host(1, load=5.0)])
     while two.rollup(T0 + 3600 * S):
         pass
-    one._put([mark.settled() for mark in stale], "")  # the slower one, with what it had read before
+    one._put(
+        [lineprotocol.encode(mark.settled()) for mark in stale], ""
+    )  # the slower one, with what it had read before
     for store in (one, two):
         found = store.range("host", ["load1"], start_ns=T0, end_ns=T0 + 60 * S, step_ns=60 * S)
         assert found[0].values == [3.0]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from telemetry import catalogue
+from telemetry import catalogue, lineprotocol
 from telemetry.sample import Sample
 from telemetry.store import influxdb_rollup
 from telemetry.store.influxdb import InfluxStore
-from telemetry.store.influxdb_cells import columns, is_part, minutes, read, written
+from telemetry.store.influxdb_cells import Row, columns, is_part, line, minutes, read
 from telemetry.store.influxdb_fleet import FleetMinutes, Sums, add
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Counter, Gauge
 from tests.telemetry.test_store_rollup import LONG_AFTER, T0, S, assert_same, finish, history
@@ -57,7 +57,7 @@ def as_row(sample: Sample, names: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("by_part", [False, True])
 def test_a_cell_is_read_as_it_was_written(name: str, cell: Cell, by_part: bool) -> None:
     field = catalogue.field("gpu", name)
-    sample = written(MINUTE_NS, "gpu", {"gpu": "1"}, T0, 61, {name: cell})
+    sample = lineprotocol.decode(line(Row(MINUTE_NS, "gpu", {"gpu": "1"}, T0, 61, {name: cell})))
     assert (sample.measurement, sample.time_ns) == ("1min:gpu", T0)
     assert list(read(as_row(sample, columns(field, by_part=by_part)), [field])) == [(T0, 61, {name: cell})]
     empty = as_row(Sample("1min:gpu", {}, {"samples": 3}, T0), columns(field, by_part=by_part))
@@ -148,8 +148,8 @@ def test_cells_that_an_earlier_version_wrote_by_their_parts_are_read_until_they_
         )
         for prefix in ("1min:", "15min:")
     ]
-    store._put([earlier[0]], "pairscope_1min")
-    store._put([earlier[1]], "pairscope_15min")
+    store._put([lineprotocol.encode(earlier[0])], "pairscope_1min")
+    store._put([lineprotocol.encode(earlier[1])], "pairscope_15min")
     for step_ns in (MINUTE_NS, QUARTER_NS):
         assert first(store, "temp_c", "max", step_ns) == 60.0
         assert first(store, "temp_c", "mean", step_ns) == 50.0
