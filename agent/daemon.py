@@ -146,7 +146,7 @@ class Agent:
             )
         except SpoolError as error:
             self.endpoint.close()
-            raise CannotStart(str(error)) from None
+            raise CannotStart(error.told(settings.language)) from None
         self._delivery = Delivery(
             self._spool, lambda: open_store(settings.store_url), target=_target(settings.store_url)
         )

@@ -108,9 +108,9 @@ MeasurementsOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help=r("record.force"))]
 
 
-def hello(part: str, *, store: str, **values: object) -> None:
+def hello(part: str, language: str, *, store: str, **values: object) -> None:
     """One line on stderr that says what a daemon is about to do, where and for how long."""
-    line = t(f"hello.{part}", store=public_url(store), **values)
+    line = say(f"pairscope.cli.hello.{part}", language, store=public_url(store), **values)
     Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
 
 
@@ -242,8 +242,18 @@ def agent_command(
         made = gathered()
         if not once:
             logs.to_stderr()
-            watched = ", ".join(f"{engine.name} {engine.url}" for engine in made.engines) or t("agent.no_engine")
-            hello("agent", node=made.node, host=made.host, port=made.port, engines=watched, store=made.store_url)
+            watched = ", ".join(f"{engine.name} {engine.url}" for engine in made.engines) or say(
+                "pairscope.cli.agent.no_engine", made.language
+            )
+            hello(
+                "agent",
+                made.language,
+                node=made.node,
+                host=made.host,
+                port=made.port,
+                engines=watched,
+                store=made.store_url,
+            )
             raise typer.Exit(daemon.run(made, gathered_again))
         with waiting(made.language) as progress:
             swept = sweep(without_paused(made), wait_s=ONCE_WAIT_S, progress=progress)
@@ -405,7 +415,8 @@ def triage_command(
                 raise Refused(t("triage.serve_alone"))
             logs.to_stderr()
             lock = up.claim(configuration.state_dir, "triage.lock", "triage.already_running", configuration.language)
-            hello("triage", every_s=made.evaluate_every_s, store=made.store_url, state_dir=configuration.state_dir)
+            every_s, state_dir = made.evaluate_every_s, configuration.state_dir
+            hello("triage", made.language, every_s=every_s, store=made.store_url, state_dir=state_dir)
             try:
                 raise typer.Exit(triage_service.run(made))
             finally:
@@ -452,7 +463,7 @@ def dashboard_command(
         except ModuleNotFoundError as error:
             raise Refused(t("extra_missing", module=error.name, extra="dashboard")) from None
         logs.to_stderr()
-        hello("dashboard", host=made.host, port=made.port, store=made.store_url)
+        hello("dashboard", made.language, host=made.host, port=made.port, store=made.store_url)
         raise typer.Exit(dashboard_app.run(made))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from rules.webhook import Message, Outbox, Sender, WebhookError
 from rules.window import KEPT, SECOND
 from telemetry.lineprotocol import printable
 from telemetry.logs import and_then
+from telemetry.messages import say
 from telemetry.process import notify, stop_event
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreError, open_store
@@ -66,8 +68,8 @@ def run(settings: TriageSettings) -> int:
     try:
         service = Service(settings, open_store(settings.store_url))
     except (StoreError, WebhookError, OSError, ValueError) as error:
-        reason = error.told(settings.language) if isinstance(error, StoreError) else error
-        print(f"pairscope triage: {reason}", file=sys.stderr)
+        reason = _told(error, settings)
+        print(say("rules.start.unusable", settings.language, reason=reason), file=sys.stderr)
         return 2
     service.start()
     upkeep = Upkeep(lambda: open_store(settings.store_url))
@@ -86,6 +88,15 @@ def run(settings: TriageSettings) -> int:
     upkeep.stop(0.5)
     service.stop()
     return 0
+
+
+def _told(error: Exception, settings: TriageSettings) -> str:
+    if isinstance(error, StoreError | WebhookError):
+        return error.told(settings.language)
+    if isinstance(error, OSError):
+        path, reason = error.filename or settings.state_dir, error.strerror or str(error)
+        return say("rules.start.state", settings.language, path=path, reason=reason, uid=os.getuid())
+    return str(error)
 
 
 def _most_needed(samples: Sequence[Sample]) -> list[Sample]:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rules.statefile import sync_folder
+from telemetry.messages import say
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,14 @@ KEPT = 1000
 
 
 class WebhookError(ValueError):
-    """The webhook can't be used as configured; one line that says why."""
+    """The webhook can't be used as configured; one line that says why, and what to do."""
+
+    def __init__(self, key: str, **values: object) -> None:
+        self.key, self.values = f"rules.webhook.{key}", values
+        super().__init__(self.told("en"))
+
+    def told(self, language: str) -> str:
+        return say(self.key, language, **self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +107,16 @@ def place_of(url: str) -> str:
     """The part of a webhook URL that may be logged: the rest is often a secret. WebhookError for anything but http and https."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise WebhookError("webhook_url must be an http:// or https:// address with a host")
+        raise WebhookError("no_address")
     try:
         httpx.URL(url)
         parts.hostname.encode("idna")
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise WebhookError(f"webhook_url can't be used: {str(error).splitlines()[0]}") from None
+        raise WebhookError("no_url", reason=str(error).splitlines()[0]) from None
     try:
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
-        raise WebhookError("webhook_url has a port that is no number from 1 to 65535") from None
+        raise WebhookError("no_port") from None
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 

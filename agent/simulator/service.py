@@ -46,7 +46,7 @@ def run(settings: SimulatorSettings) -> int:
         history_s = missing_past_s(settings, now_ns)
         spool = Spool(settings.state_dir / SPOOL_FOLDER)
     except (SpoolError, StoreError) as error:
-        print(error, file=sys.stderr)
+        print(say("simulator.unusable", settings.language, reason=error.told(settings.language)), file=sys.stderr)
         return 2
     delivery = Delivery(spool, lambda: open_store(settings.store_url))
     delivery.start()

@@ -338,7 +338,9 @@ class Journal:
                 if free >= least:
                     return True
                 if not self._drop_oldest("disk_low"):
-                    self._quiet.warning("free", "spool %s: less than %d MB of disk are free", self._folder, least >> 20)
+                    self._quiet.warning(
+                        "free", "spool %s: less than %.1f MB of disk are free", self._folder, least / 1e6
+                    )
                     return False
         except OSError:
             return True  # then the write itself will tell

@@ -17,6 +17,7 @@ from agent.spool.disk import Disk
 from agent.spool.journal import Journal
 from agent.spool.lane import DATA, Block, lane_of
 from agent.spool.rejected import RejectedFile
+from telemetry.messages import say
 from telemetry.sample import Sample
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,13 @@ TIDY_EVERY_S = 5.0
 
 class SpoolError(Exception):
     """The spool can't be opened. One line: the folder, what is wrong, and the remedy."""
+
+    def __init__(self, key: str, folder: Path, **values: object) -> None:
+        self.key, self.values = f"agent.spool.{key}", {"folder": folder, **values}
+        super().__init__(self.told("en"))
+
+    def told(self, language: str) -> str:
+        return say(self.key, language, **self.values)
 
 
 class Spool:
@@ -98,16 +106,13 @@ class Spool:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
-            raise SpoolError(
-                f"spool {self.folder}: {error.strerror or error}; let uid {os.getuid()} write there, or name another folder"
-            ) from None
+            reason = error.strerror or str(error)
+            raise SpoolError("unwritable", self.folder, reason=reason, uid=os.getuid()) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
-            raise SpoolError(
-                f"spool {self.folder}: another process uses it; give each agent a folder of its own"
-            ) from None
+            raise SpoolError("in_use", self.folder) from None
         return descriptor
 
     # --- for whoever samples
@@ -117,7 +122,7 @@ class Spool:
         batch = list(samples)
         with self._memory:
             if self._closed:
-                raise SpoolError(f"spool {self.folder}: is closed")
+                raise SpoolError("closed", self.folder)
             self._pending += batch
             self._newest_appended_s = self._monotonic()
             self._appended += 1

@@ -173,7 +173,7 @@ def port_of(parts: SplitResult, usual: int) -> int:
     try:
         return parts.port or usual
     except ValueError:
-        raise StoreError(f"store {parts.hostname}: the port is not a number") from None
+        raise StoreError.of("store.failure.no_port", kind=parts.scheme, host=parts.hostname, usual=usual) from None
 
 
 def check_options(parts: SplitResult, options: Collection[str], known: Collection[str]) -> None:
@@ -189,7 +189,8 @@ def check_options(parts: SplitResult, options: Collection[str], known: Collectio
         raise StoreError.of("store.failure.odd_password", kind=parts.scheme, known=", ".join(known))
     if unknown:
         shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
-        raise StoreError(f"store {shown}: unknown option {', '.join(unknown)}; known are {', '.join(known)}")
+        names = {"unknown": ", ".join(unknown), "known": ", ".join(known)}
+        raise StoreError.of("store.failure.option", store=shown, **names)
 
 
 def _has_port(parts: SplitResult) -> bool:

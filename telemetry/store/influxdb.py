@@ -99,7 +99,7 @@ class InfluxStore:
                 self.server.write("\n".join(lines[start : start + BATCH_LINES]), policy)
             except Refused as refused:
                 if _TOO_OLD.search(refused.reason) is None:  # what the policy would drop need not be kept
-                    raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None
+                    raise self.server.error("rollup", reason=refused.reason) from None
 
     def rollup(self, now_ns: int, budget_s: float = 1.0) -> bool:
         with self.server.reading():
@@ -131,9 +131,7 @@ class InfluxStore:
     def _delete(self, measurement: str, limit_ns: int) -> None:
         generation = self.server.generation()
         if generation != 1:
-            raise StoreError(
-                f"store {self.url}: samples of InfluxDB {generation} are not deleted one by one; set the retention of the bucket"
-            )
+            raise self.server.error("no_deletion", generation=generation)
         self.server.query(f"DELETE FROM {identifier(measurement)} WHERE time < {limit_ns}")
 
     def survey(self) -> Survey:

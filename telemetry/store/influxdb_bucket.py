@@ -16,6 +16,14 @@ Call = Callable[[str, str, Mapping[str, str], Mapping[str, object] | None], str]
 NOT_FOUND = "store.failure.no_place"
 
 
+class WhichOrganization(Exception):
+    """None fits, or several do."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} organizations")
+        self.count = count
+
+
 def bucket(call: Call, name: str, org: str) -> Mapping[str, Any] | None:
     """What 2.x says of it; None when there is none that these credentials may see."""
     try:
@@ -35,10 +43,10 @@ def keeps_s(found: Mapping[str, Any]) -> float:
 
 
 def make_bucket(call: Call, name: str, org: str, keep_s: float) -> None:
-    """ValueError when the organization it is to belong to can't be told."""
+    """WhichOrganization when it can't be told to which one it is to belong."""
     orgs = _listed(call("GET", "/api/v2/orgs", {"org": org} if org else {}, None), "orgs")
     if len(orgs) != 1:
-        raise ValueError(f"{len(orgs)} organizations are there for it; name one with ?org=")
+        raise WhichOrganization(len(orgs))
     rules = [{"type": "expire", "everySeconds": round(keep_s)}] if keep_s else []
     call("POST", "/api/v2/buckets", {}, {"orgID": orgs[0].get("id", ""), "name": name, "retentionRules": rules})
 

@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from telemetry.store import http_answer, influxdb_bucket
 from telemetry.store.failure import VICTORIA_PROBE, Target, check_options, is_victoria, one_line, parted, port_of
-from telemetry.store.influxql import each_result, identifier, results
+from telemetry.store.influxql import NoAnswer, each_result, identifier, results
 from telemetry.store.interface import StoreError
 
 DEFAULT_PORT = 8086
@@ -59,7 +59,7 @@ def parse(url: str) -> Address:
     host = parts.hostname or ""
     shown = f"{parts.scheme}://{host}:{port}{prefix}/{database}"
     if not host or not database:
-        raise StoreError(f"store {shown}: needs influxdb://host:{port}/database")
+        raise StoreError.of("store.failure.incomplete", store=shown, kind=parts.scheme, port=port)
     scheme = "https" if parts.scheme == "influxdbs" else "http"
     name = f"[{host}]" if ":" in host else host
     base = f"{scheme}://{name}:{port}{prefix}"
@@ -118,7 +118,7 @@ class InfluxServer:
         )
         http_answer.bound(self._client.api_client.rest_client.pool_manager)
         self._target = self.address.target
-        self.reading = self._target.reading
+        self.reading, self.error = self._target.reading, self._target.error
         self._answered = False
         self._version: tuple[int, int] | None = None
         self._is_there = False  # the database of a 1.x server was seen
@@ -141,7 +141,7 @@ class InfluxServer:
         """(text, headers) of a 2xx answer; everything else is StoreDown, StoreError or Refused."""
         client = self._client
         if client is None:
-            raise StoreError(f"store {self.url}: is closed")
+            raise StoreError.of("store.file.closed", store=self.url)
         headers = {"Accept": "application/json"}
         if self.address.authorization:
             headers["Authorization"] = self.address.authorization
@@ -267,8 +267,10 @@ class InfluxServer:
                 influxdb_bucket.make_bucket(self._manage, name, self.address.org, keep_s)
             else:
                 influxdb_bucket.make_database(self._manage, name, keep_s)
-        except (Refused, ValueError) as refused:
-            raise StoreError(f"store {self.url}: can't create {name!r} ({refused})") from None
+        except influxdb_bucket.WhichOrganization as error:
+            raise self.error("organization", count=error.count) from None
+        except Refused as refused:
+            raise self.error("not_created", name=name, reason=refused.reason) from None
         except StoreError as error:
             if error.key not in _NO_RIGHTS:
                 raise
@@ -283,8 +285,10 @@ class InfluxServer:
         try:
             text, _ = self.call("POST", "/query", {"q": f"CREATE DATABASE {identifier(name)}"})
             results(text)
+        except NoAnswer:
+            raise self.error("no_influxql", base=self.address.base) from None
         except (Refused, ValueError) as refused:
-            raise StoreError(f"store {self.url}: can't create the database ({refused})") from None
+            raise self.error("not_created", name=name, reason=one_line(str(refused))) from None
         except StoreError as error:
             if error.key != "store.failure.forbidden":
                 raise
@@ -323,19 +327,21 @@ class InfluxServer:
                 text, _ = self.call("GET", "/query", {**parameters, "q": query})
             found = each_result(text)
             if len(found) < len(statements):
-                raise ValueError(f"the answer holds {len(found)} results of {len(statements)}")
+                raise NoAnswer
             return found
+        except NoAnswer:
+            raise self.error("no_influxql", base=self.address.base) from None
         except (Refused, ValueError) as error:
-            reason = str(error)
+            reason = one_line(str(error))
             if "database not found" in reason or "retention policy not found" in reason:
                 if generation == 1:
                     self._is_there = False
                     return [[] for _ in statements]  # reading is no reason to make it
-                raise NoDatabase(
-                    f"store {self.url}: bucket {self.address.database!r} can't be read with InfluxQL; create it, or its DBRP mapping"
-                ) from None
-            kind = TooMuchAtOnce if "file limit" in reason else StoreError
-            raise kind(f"store {self.url}: {reason}") from None
+                name = self.address.database
+                raise NoDatabase.of("store.failure.no_mapping", store=self.url, name=name) from None
+            if "file limit" in reason:
+                raise TooMuchAtOnce.of("store.failure.too_much", store=self.url, reason=reason) from None
+            raise self.error("query", reason=reason) from None
 
     def query_at_once(self, requests: Sequence[Sequence[str]]) -> list[list[list[dict[str, Any]]]]:
         """What `query_each` answers to each, all asked at the same time: one request keeps one core of the server busy."""

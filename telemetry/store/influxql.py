@@ -12,8 +12,12 @@ from telemetry.sample import Sample
 from telemetry.store.interface import Where
 
 
+class NoAnswer(ValueError):
+    """What came is no answer to a statement, not even an error."""
+
+
 def results(text: str) -> list[dict[str, Any]]:
-    """The series of a /query answer. ValueError with the server's words when it holds an error or is no such answer."""
+    """The series of a /query answer. ValueError with the server's words when it holds an error, NoAnswer when it is none."""
     return each_result(text)[0]
 
 
@@ -22,11 +26,11 @@ def each_result(text: str) -> list[list[dict[str, Any]]]:
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("the answer is not JSON") from None
+        raise NoAnswer from None
     results = answer.get("results") if isinstance(answer, dict) else None
     if not isinstance(results, list) or not results:
         error = answer.get("error") if isinstance(answer, dict) else None
-        raise ValueError(str(error or "the answer holds no results"))
+        raise ValueError(str(error)) if error else NoAnswer
     return [_series(result) for result in results]
 
 
@@ -35,7 +39,7 @@ def _series(result: object) -> list[dict[str, Any]]:
         raise ValueError(str(result["error"]))
     series = result.get("series", []) if isinstance(result, dict) else None
     if not isinstance(series, list) or not all(map(_is_series, series)):
-        raise ValueError("the answer holds no series")
+        raise NoAnswer
     return series
 
 

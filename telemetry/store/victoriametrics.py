@@ -88,7 +88,7 @@ def parse(url: str) -> Address:
     name = f"[{host}]" if ":" in host else host
     shown = f"{parts.scheme}://{name}:{port}{prefix}"
     if not host:
-        raise StoreError(f"store {shown}: names no host; use victoriametrics://host:{DEFAULT_PORT}")
+        raise StoreError.of("store.failure.no_host", store=shown, kind=parts.scheme, port=DEFAULT_PORT)
     db = options.get("db", "")
     base = f"{'https' if parts.scheme == 'victoriametricss' else 'http'}://{name}:{port}{prefix}"
     target = Target(shown, base, "victoriametrics", "victoriametricss")
@@ -194,7 +194,7 @@ class VictoriaStore:
         """The text of a 2xx answer; everything else is StoreDown, StoreError or _Refused."""
         pool = self._pool
         if pool is None:
-            raise StoreError(f"store {self.url}: is closed")
+            raise StoreError.of("store.file.closed", store=self.url)
         headers = {"Authorization": self._address.authorization} if self._address.authorization else {}
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
@@ -236,7 +236,7 @@ class VictoriaStore:
         try:
             return self._call(path, form)
         except _Refused as refused:
-            raise StoreError(f"store {self.url}: {refused.reason}") from None
+            raise self._target.error("query", reason=refused.reason) from None
 
     def server(self, *, again: bool = False) -> Server:
         """What the server is, asked once. StoreError for one that is no VictoriaMetrics."""
@@ -350,7 +350,7 @@ class VictoriaStore:
         try:
             self._post(_packed(text))
         except _Refused as refused:
-            raise StoreError(f"store {self.url}: refuses a rollup ({refused.reason})") from None
+            raise self._target.error("rollup", reason=refused.reason) from None
 
     def _post(self, body: bytes) -> None:
         query = f"?{urlencode({'db': self._address.db})}" if self._address.db else ""
@@ -397,10 +397,7 @@ class VictoriaStore:
         for measurement in catalogue.MEASUREMENTS:
             limit = before_ns.get(measurement, before_ns.get("*"))
             if limit is not None and self._query.marks(measurement, 0, limit, None):
-                raise StoreError(
-                    f"store {self.url}: samples of VictoriaMetrics are not deleted one by one; set its -retentionPeriod "
-                    f"(now {self.server().retention or 'unknown'})"
-                )
+                raise self._target.error("keeps_all", retention=self.server().retention or "?")
         return 0
 
     def exists(self) -> bool:

@@ -108,9 +108,7 @@ class Query:
             raise self._not_ours() from None
 
     def _not_ours(self) -> StoreError:
-        return StoreError(
-            f"store {self.url}: the answer is not that of VictoriaMetrics; check host and port, or the kind of store"
-        )
+        return StoreError.of("store.failure.not_victoria", store=self.url)
 
     # --- raw samples
 

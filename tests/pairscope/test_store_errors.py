@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import signal
@@ -59,6 +60,10 @@ CASES = {
     "influxdb 2, wrong token": r"refuses the credentials \(unauthorized access\); check .*token",
     "influxdb 2, no token": r"wants credentials \(unauthorized access\); give .*token_file",
     "influxdb 3, wrong token": r"refuses the credentials \(unauthorized access\); check .*token",
+    "influxdb, no path": r"names no host or no database; use influxdb://host:8086/database",
+    "victoriametrics, no host": r"names no host; use victoriametrics://host:8428",
+    "influxdb, odd option": r"unknown option tokn; known are .*token_file",
+    "victoriametrics, odd option": r"unknown option tokn; known are .*token_file",
     "unknown kind": r"unknown kind 'postgres'; use one of sqlite://",
     "sqlite, no database": r"is not a PairScope store; name another file",
     "sqlite, another's database": r"is another program's database; name another file",
@@ -114,6 +119,12 @@ def urls(need_program: Callable[[str], str], tmp_path_factory: pytest.TempPathFa
         found["influxdb 2, wrong token"] = f"{found['influxdb 2, no token']}&token={SECRET}"
         third = Foreign(influxdb(401, "unauthorized access"), headers={"X-Influxdb-Version": "3.11.2"})
         found["influxdb 3, wrong token"] = f"influxdb://127.0.0.1:{port(third)}/fleet?token={SECRET}"
+        found |= {
+            "influxdb, no path": "influxdb://127.0.0.1",
+            "victoriametrics, no host": "victoriametrics://",
+            "influxdb, odd option": f"influxdb://127.0.0.1/fleet?tokn={SECRET}",
+            "victoriametrics, odd option": f"victoriametrics://127.0.0.1?tokn={SECRET}",
+        }
         found["unknown kind"] = f"postgres://me:{SECRET}@db/x"
         found |= _files(folder)
         yield found
@@ -242,7 +253,45 @@ def test_a_bucket_that_is_missing_is_named_with_what_to_do(tmp_path: Path, monke
             assert ("create 'fleet'" if name == "replay" else "there is no store") in said, (name, said)
 
 
+@pytest.mark.parametrize(
+    ("said", "says", "spoken"),
+    [
+        (
+            '{"error":"error parsing query"}',
+            r"refuses a query \(error parsing query\); check its version",
+            "服务器拒绝查询",
+        ),
+        ("[]", r"is no answer of an InfluxDB; check host and port", "不是 InfluxDB 的应答"),
+        ('{"results":[{"series":7}]}', r"is no answer of an InfluxDB; check host and port", "不是 InfluxDB 的应答"),
+    ],
+)
+def test_a_query_that_is_refused_or_answered_with_something_else_is_one_line(
+    said: str, says: str, spoken: str, tmp_path: Path
+) -> None:
+    odd = Foreign(lambda path: (200, said) if "query" in path else (204, ""), headers={"X-Influxdb-Version": "1.8.0"})
+    with closing(odd):
+        url = f"influxdb://me:{SECRET}@127.0.0.1:{odd.server_port}/fleet"
+        for name, arguments in commands(tmp_path).items():
+            if name != "replay":
+                for language, words in (("en", says), ("zh", spoken)):
+                    code, told = invoked([*arguments, "--lang", language], url, tmp_path)
+                    assert code == 2 and "\n" not in told and re.search(words, told), (name, told)
+                    assert public_url(url) in told
+
+
 # --- no server is to blame, or none is asked
+
+
+@pytest.mark.parametrize("url", ["influxdb://127.0.0.1:http/fleet", "victoriametrics://127.0.0.1:99999"])
+def test_a_port_that_is_none_is_told_with_the_usual_one(url: str, tmp_path: Path) -> None:
+    usual = f"{url.rpartition(':')[0]}:{8086 if url.startswith('influx') else 8428}"
+    for name, arguments in commands(tmp_path).items():
+        for language, words in (
+            ("en", "its port is no number up to 65535; write"),
+            ("zh", "端口不是 65535 以内的数字"),
+        ):
+            code, told = invoked([*arguments, "--lang", language], url, tmp_path)
+            assert code == 2 and "\n" not in told and words in told and usual in told, (name, told)
 
 
 @pytest.mark.server
@@ -301,6 +350,75 @@ def started(command: str, url: str, folder: Path, port: int = 0) -> subprocess.P
         arguments += ["--port", str(port)]
     with (folder / "said").open("wb") as said:
         return subprocess.Popen([sys.executable, "-m", "pairscope", *arguments], stdout=said, stderr=said)
+
+
+HOPELESS = {
+    "unknown kind": (f"postgres://me:{SECRET}@db/x", "unknown kind 'postgres'; use one of", "未知类型"),
+    "an option": (f"influxdb://127.0.0.1/fleet?tokn={SECRET}", "unknown option tokn; known are", "未知选项 tokn"),
+    "no port": ("influxdb://127.0.0.1:http/fleet", "its port is no number", "端口不是"),
+    "no path": (f"influxdb://me:{SECRET}@127.0.0.1", "names no host or no database; use", "未指定主机或数据库"),
+    "no ca_file": (
+        "influxdbs://127.0.0.1/fleet?ca_file=/nowhere.pem",
+        "name a file that this user may read",
+        "请指定该用户可读的文件",
+    ),
+    "no token_file": (
+        "victoriametrics://127.0.0.1?token_file=/nowhere",
+        "name a file that this user may",
+        "请指定该用户可读",
+    ),
+    "no database": ("sqlite://FOLDER/notes.txt", "is not a PairScope store; name another file", "不是 PairScope 存储"),
+    "a folder": ("sqlite://FOLDER", "is a folder; name a file in it", "是目录"),
+}
+"""Stores that no waiting mends: (URL, what is said, the same in Chinese)."""
+DAEMONS = ("agent", "triage --serve", "dashboard", "simulate 1x2")
+
+
+@pytest.mark.parametrize("command", DAEMONS)
+@pytest.mark.parametrize("wrong", HOPELESS)
+def test_a_daemon_that_can_never_reach_its_store_ends_with_one_line_in_two_languages(
+    command: str, wrong: str, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("by no means a database\n")
+    url, says, spoken = HOPELESS[wrong]
+    port = ["--port", "0"] if command in ("agent", "dashboard") else []
+    for language, words in (("en", says), ("zh", spoken)):
+        arguments = [*command.split(), *port, "--lang", language]
+        code, told = invoked(arguments, url.replace("FOLDER", str(tmp_path)), tmp_path)
+        *hello, last = told.splitlines()
+        assert code == 2 and words in last and len(hello) <= 1, told
+        assert language == "en" or all(re.search("[\u4e00-\u9fff]", line) for line in told.splitlines()), told
+    assert {path.name for path in tmp_path.iterdir()} <= {"notes.txt", "state"}
+
+
+def test_up_ends_with_the_words_of_the_part_that_cannot_work_and_leaves_none_running(
+    free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    ports = ["--agent-port", str(free_port()), "--dashboard-port", str(free_port())]
+    arguments = ["up", "--no-engine", "--lang", "zh", *ports, "--store", f"sqlite://{tmp_path}"]
+    state = tmp_path / "state"
+    done = subprocess.run(
+        [sys.executable, "-m", "pairscope", *arguments, "--state-dir", str(state)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert HOPELESS["a folder"][2] in line and str(tmp_path) in line and line.count("pairscope: ") == 1, line
+    assert is_free(state / "up.lock") and is_free(state / "triage.lock")
+
+
+def is_free(lock: Path) -> bool:
+    """Whether nobody holds it any more, or ever did."""
+    if not lock.exists():
+        return True
+    with lock.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 def test_a_daemon_says_once_what_is_wrong_and_goes_on(free_port: Callable[[], int], tmp_path: Path) -> None:
