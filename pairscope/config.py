@@ -37,6 +37,8 @@ SECRET_KEYS = (
 )
 FILE_LIMIT_BYTES = 1 << 20
 SECRET_FILE_LIMIT_BYTES = 65536
+KEY_PARTS = 200
+_ENDLESS_KEY = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{KEY_PARTS}}}""")
 NAME_LIMIT = 255
 _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
 """Neither a path, an argument nor an address can hold these."""
@@ -123,6 +125,8 @@ def gather(path: Path | None, overrides: Mapping[str, Any], language: str | None
     if chosen not in LANGUAGES:
         raise ConfigError(say("pairscope.config.language", spoken, where=where, value=chosen))
     state_dir = Path(str(merged.get("state_dir") or default_state_dir())).expanduser().absolute()
+    if not merged.get("store") and "?" in str(state_dir):
+        raise ConfigError(say("pairscope.config.question_mark", spoken, path=state_dir))
     store_url = str(merged.get("store") or embedded_store(state_dir))
     return Configuration(state_dir, store_url, chosen, {section: dict(merged[section]) for section in SECTIONS})
 
@@ -232,7 +236,7 @@ def _environment(language: str) -> dict[str, Any]:
 def _read_file(path: Path, language: str) -> dict[str, Any]:
     try:
         text = _read_bounded(path, FILE_LIMIT_BYTES)
-        loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        loaded = json.loads(text) if path.suffix == ".json" else _toml(text, language)
     except OSError as error:
         raise ConfigError(say("pairscope.config.unreadable", language, path=path, reason=error.strerror)) from None
     except (
@@ -243,6 +247,13 @@ def _read_file(path: Path, language: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(say("pairscope.config.not_a_table", language, where=path, key="."))
     return loaded
+
+
+def _toml(text: str, language: str) -> dict[str, Any]:
+    """ValueError also for a key of very many parts, on which the library's time grows with their square."""
+    if _ENDLESS_KEY.search(text):
+        raise ValueError(say("pairscope.config.endless_key", language, most=KEY_PARTS))
+    return tomllib.loads(text)
 
 
 def _take_secrets(table: Section, names: typing.Sequence[str], where: str, language: str) -> None:

@@ -109,6 +109,39 @@ def test_no_file_however_odd_costs_more_than_a_line(tmp_path: Path, name: str, c
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["a" + ".b" * 100_000 + " = 1\n", "[a" + ' . "b"' * 100_000 + "]\n", "x = { y" + ".z" * 100_000 + " = 1 }\n"],
+    ids=["bare", "table", "inline"],
+)
+def test_a_key_of_a_hundred_thousand_parts_is_not_read(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tomllib.loads", lambda _text: pytest.fail("it would take half a minute"))
+    with pytest.raises(ConfigError, match="a key of 200 parts or more") as told:
+        gather(write(tmp_path, text), {})
+    assert "\n" not in str(told.value) and len(str(told.value)) < 500
+
+
+def test_words_with_dots_are_no_endless_key(tmp_path: Path) -> None:
+    words = "to be continued" + " ..." * 300 + " 10.0.0.1" * 300 + "a" * 100_000
+    (engine,) = settings(
+        gather(write(tmp_path, f'[agent]\nengines = [{{ name = "{words}" }}]\n'), {}), "agent", Part, store_url="x"
+    ).engines
+    assert engine.name == words
+
+
+@pytest.mark.parametrize(("language", "words"), [("en", "choose another folder"), ("zh", "请另选目录")])
+def test_a_state_folder_in_which_no_embedded_store_can_lie_is_told_with_what_helps(
+    tmp_path: Path, language: str, words: str
+) -> None:
+    asked = {"state_dir": str(tmp_path / "what?"), "language": language}
+    with pytest.raises(ConfigError, match=words) as told:
+        gather(None, asked, language)
+    assert "what?" in str(told.value)
+    assert gather(None, {**asked, "store": "influxdb://db/fleet"}, language).state_dir.name == "what?"
+
+
 def test_a_file_without_end_is_read_to_its_limit_only() -> None:
     with pytest.raises(ConfigError, match="/dev/zero: > 1024 KiB"):
         gather(Path("/dev/zero"), {})
