@@ -5,6 +5,9 @@ python bench/triage.py --incidents incidents.json
     `expected` (`primary`, `accept`, `must_not`); a report without signals can't be judged and is counted apart.
 python bench/triage.py --power-sweep FOLDER
     The recordings that `bench/power_sweep.py` reads.
+python bench/triage.py --cases
+    Published faults, published claims that can't be, and 32 cards of which six stand behind a blocked intake (`bench/triage_cases.py`,
+    `bench/blocked_inlet.py`).
 python bench/triage.py --simulated [--kinds power-cap,dust] [--seeds 20] [--loads 0.6,0.83] [--jobs 2]
     Every kind of simulated fault and its null twin, on each seed and load (see `bench/triage_simulated.py`).
 python bench/triage.py --traces FOLDER [--gpu-days 60] [--jobs 2]
@@ -31,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from agent.simulator.faults import FAULTS
 from agent.simulator.sku import SKUS
-from bench import power_sweep, triage_days, triage_simulated
+from bench import blocked_inlet, power_sweep, triage_cases, triage_days, triage_simulated
 from rules.signals.judging import judge_signals
 from rules.signals.reading import parse
 from rules.verdict import Diagnosis
@@ -163,6 +166,15 @@ def judge_simulated(given: argparse.Namespace) -> bool:
     return triage_simulated.holds(runs) and triage_days.holds(told)
 
 
+def judge_cases() -> bool:
+    """Print each case and the 32 cards; whether all are right."""
+    outcomes = [triage_cases.judged(case) for case in (*triage_cases.FAULTS, *triage_cases.TRAPS)]
+    print("\n".join(triage_cases.told(outcomes)))
+    cards = blocked_inlet.judged()
+    print("\n".join(blocked_inlet.told(cards)))
+    return all(outcome.right for outcome in outcomes) and cards.right
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--incidents", type=Path, help="the corpus")
@@ -171,6 +183,7 @@ def main() -> int:
     arguments.add_argument(
         "--power-sweep", type=Path, metavar="FOLDER", help="recordings of a card at several power caps"
     )
+    arguments.add_argument("--cases", action="store_true", help="published faults and claims, and the 32 cards")
     arguments.add_argument("--simulated", action="store_true", help="simulated faults and their null twins")
     arguments.add_argument("--kinds", default=",".join(FAULTS), help="simulated faults, by name")
     arguments.add_argument("--seeds", type=int, default=20, help="runs of each kind on each load")
@@ -188,6 +201,8 @@ def main() -> int:
         held.append(judge_corpus(given.incidents, given.half, given.preset))
     if given.power_sweep is not None:
         held.append(judge_sweep(given.power_sweep))
+    if given.cases:
+        held.append(judge_cases())
     if given.simulated or given.traces is not None:
         try:
             held.append(judge_simulated(given))

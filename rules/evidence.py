@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
+from rules.shape import Shape
 from rules.window import Event
 
 
@@ -97,6 +98,7 @@ class GpuEvidence:
     ecc_uncorrected_new: Seen = None  # growth over the window's horizon
     remap_pending: bool = False
     remap_failed: bool = False
+    util_swing: float | None = None  # points between the 10th and 90th percentile of util over a minute
     active: Seen = None  # share of the time in which some multiprocessor works: a second sensor beside util
     partitioned: bool = False  # cut into instances (MIG): GPU-Util is not defined
     temp_slope: Seen = None  # degrees a minute
@@ -157,6 +159,10 @@ class EngineEvidence:
     delta_share: Seen = None  # stream deltas over tokens
     tokens_per_step: Seen = None
     itl_max: Seen = None
+    thread_max: Seen = None  # CPU of the busiest thread of its processes, 100 = one core
+    tokenize_s: Seen = None
+    running_cv: float | None = None  # of the requests running over a minute
+    arrivals_cv: float | None = None
     acceptance: Seen = None  # of drafted tokens, 0..1
     prefix_lost: bool = False  # hits fell, by how much is not known
     prefill_heavy: bool = False  # prompt tokens/s are high, how high is not known
@@ -198,6 +204,7 @@ class HostEvidence:
     psi_memory: Seen = None
     throttled: Seen = None
     iowait: Seen = None
+    disk_busy: Seen = None
     mem_used: Seen = None
     swap: Seen = None  # in plus out
     clock_offset: Seen = None
@@ -284,6 +291,27 @@ class FabricEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class TellEvidence:
+    """Figures that somebody tells of a model, an allocator or a transfer, and the line that the server was started with."""
+
+    shape: Shape | None = None
+    context_tokens: float | None = None  # of one sequence
+    moved_bytes: float | None = None
+    moved_s: float | None = None
+    link_gbit_s: float | None = None
+    peak_bytes: float | None = None  # at most, weights aside
+    kv_bytes: float | None = None  # of one sequence
+    kv_to_weights: float | None = None  # bytes read in a decode step
+    flop_per_byte: float | None = None  # of a decode step
+    mlp_bytes: float | None = None  # of one layer
+    scores_flop: float | None = None  # of one layer and step
+    out_of_memory: bool = False
+    largest_free_bytes: float | None = None  # the largest free block
+    unused_bytes: float | None = None  # reserved by the allocator and not allocated
+    launch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     node: str
     at_ns: int
@@ -295,6 +323,7 @@ class Evidence:
     peers: PeerEvidence = PeerEvidence()
     group: GroupEvidence = GroupEvidence()
     fabric: FabricEvidence = FabricEvidence()
+    tells: TellEvidence | None = None
     persistence: bool | None = None
     impossible: tuple[str, ...] = ()  # readings that can't be true
     events: tuple[Event, ...] = ()  # of this node, oldest first, within the last hour

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rules.evidence import Evidence
-from rules.finding import Effect, Finding, line
+from rules.finding import Effect, Finding, line, names
 from rules.loss import lost_tokens_per_s
 from rules.priors import STEP_OF, Priors, Strength
 from rules.verdict import Cause, Cost, Line, Status, Step, StepReport, Verdict
@@ -148,7 +148,7 @@ def verdicts_of(
                 scope=scope,
                 subject=tags,
                 since_ns=since.get(finding.cause, finding.since_ns),
-                evidence=(*finding.evidence, *symptoms),
+                evidence=(*finding.evidence, *_group_lines(finding, evidence), *symptoms),
                 fixes=tuple(sorted(finding.fixes, key=lambda fix: CHEAPEST_FIRST.index(fix.cost))),
                 summary=finding.summary,
                 loss_tokens_per_s=_lost(evidence),
@@ -156,6 +156,16 @@ def verdicts_of(
             )
         )
     return tuple(found)
+
+
+def _group_lines(finding: Finding, evidence: Evidence) -> tuple[Line, ...]:
+    """Why one card's trouble is the engine's: every layer is split over the group, so its other members wait, and are not idle."""
+    if not finding.gpus or len(finding.gpus) >= len(evidence.gpus) or evidence.engine is None:
+        return ()
+    if STEP_OF[finding.cause] is not Step.PHYSICAL:
+        return ()
+    waiting = [gpu.index for gpu in evidence.gpus if gpu.index not in finding.gpus]
+    return (line("group_waits", "gpu.sm_clock_mhz", gpus=names(finding.gpus), others=names(waiting)),)
 
 
 def _lost(evidence: Evidence) -> float | None:

@@ -39,7 +39,7 @@ KEPT: Mapping[str, frozenset[str]] = {
         "requests_failed_total oom_total steps_total tokens_per_s prompt_tokens_per_s requests_running requests_waiting "
         "kv_used_pct kv_fragmentation_pct kv_blocks_count ttft_p50_s ttft_p95_s itl_mean_s step_mean_s prompt_len_mean "
         "output_len_mean context_mean prefix_queries_total prefix_hits_total spec_drafted_total spec_accepted_total up "
-        "starting stalled stats_age_s uptime_s probe_ok"
+        "starting stalled stats_age_s uptime_s probe_ok proc_cpu_max_pct"
     ),
     "host": _names(
         "cpu_pct cpu_core_max_pct load1 mem_used_pct swap_in_bytes_s swap_out_bytes_s iowait_pct psi_cpu_pct psi_io_pct "

@@ -96,6 +96,7 @@ def _told(report: Report, told: Told, plots: Sequence[Drawn], language: str) -> 
         ],
         "evidence": _lines(told.incident.verdict.evidence, language),
         "straggler": told.straggler.text(language) if told.straggler else None,
+        "coupling": told.coupling.text(language) if told.coupling else None,
         "ruled_out": _steps(told, Status.RULED_OUT, language),
         "no_data": _steps(told, Status.NO_DATA, language),
         "symptoms": _steps(told, Status.SYMPTOM, language),

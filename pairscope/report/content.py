@@ -11,6 +11,7 @@ from shlex import quote
 from pairscope.report import source as origin
 from pairscope.report.paired import Row, Source, paired, samples_of
 from pairscope.report.settings import ReportSettings
+from rules.coupling import coupling_of
 from rules.course import Course, Incident, Struck, follow, incidents_of
 from rules.evidence import Evidence
 from rules.loss import gpu_hours, group_pace, money_per_hour, price_per_million
@@ -60,6 +61,7 @@ class Told:
     incident: Incident
     rows: tuple[Row, ...]
     straggler: Line | None
+    coupling: Line | None
     cost: Cost
     competing: tuple[Verdict, ...]
     timeline: tuple[Entry, ...]
@@ -125,14 +127,15 @@ def report_of(
         bad_lines=source.bad_lines,
         settings=settings,
         incidents=tuple(incidents),
-        told=tuple(_told(incident, source, settings) for incident in incidents[:MOST_TOLD]),
+        told=tuple(_told(incident, list(courses.values()), source, settings) for incident in incidents[:MOST_TOLD]),
         others=tuple(course for course in courses.values() if id(course) not in struck),
         origins=frozenset(c.last.subject.get("origin", "") for c in courses.values()) & NOT_LIVE,
     )
 
 
-def _told(incident: Incident, source: origin.Source, settings: ReportSettings) -> Told:
+def _told(incident: Incident, courses: Sequence[Course], source: origin.Source, settings: ReportSettings) -> Told:
     worst = incident.struck[0]
+    coupling = coupling_of(incident, courses)
     own = samples_of(worst, source.samples)
     until_ns = source.end_ns if incident.until_ns is None else incident.until_ns
     rows = paired(worst, own, until_ns)
@@ -141,6 +144,7 @@ def _told(incident: Incident, source: origin.Source, settings: ReportSettings) -
         incident=incident,
         rows=rows,
         straggler=straggler(worst.spell.evidence),
+        coupling=coupling.line() if coupling is not None else None,
         cost=cost_of(incident, rows, settings.price_per_gpu_hour),
         competing=worst.spell.diagnosis.verdicts[1:],
         timeline=tuple(entries[:MOST_EVENTS]),

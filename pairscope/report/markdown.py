@@ -132,6 +132,8 @@ def _incident(
     evidence = [f"- {plain(line.text(language))}" for line in incident.verdict.evidence]
     if told.straggler is not None:
         evidence.append(f"- {plain(told.straggler.text(language))}")
+    if told.coupling is not None:
+        evidence.append(f"- {plain(told.coupling.text(language))}")
     lines += _section("evidence", evidence, language)
     lines += _section("ruled_out", _steps(told, Status.RULED_OUT, "no_ruled_out", language), language)
     lines += _section("no_data", _steps(told, Status.NO_DATA, "all_data", language), language)

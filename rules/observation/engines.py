@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 
 from rules.evidence import EngineEvidence, Observation, Seen
@@ -48,6 +49,9 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         stalled_s=_stalled_s(reader, engine),
         kv_used_kind=engine.texts.get("kv_used_kind", ""),
         acceptance=_acceptance(reader, engine),
+        thread_max=reader.gauge(engine, "proc_cpu_max_pct"),
+        running_cv=_running_cv(reader, engine),
+        arrivals_cv=_arrivals_cv(reader, engine),
     )
 
 
@@ -80,6 +84,36 @@ def _is_blind(reader: Reader, engine: Device) -> bool:
         engine.values(name, start, reader.at_ns)
         for name in ("generation_tokens_total", "tokens_per_s", "requests_running")
     )
+
+
+def _cv(readings: Sequence[float]) -> float | None:
+    """Standard deviation over mean; None of nothing or of zeros."""
+    mean = sum(readings) / len(readings) if readings else 0.0
+    return math.sqrt(sum((reading - mean) ** 2 for reading in readings) / len(readings)) / mean if mean > 0 else None
+
+
+def _running_cv(reader: Reader, engine: Device) -> float | None:
+    readings = engine.values("requests_running", reader.start(2 * NOW_S), reader.at_ns)
+    return _cv(readings) if len(readings) >= LEAST_SWINGING else None
+
+
+def _arrivals_cv(reader: Reader, engine: Device) -> float | None:
+    """Of the arrivals in spans of ten seconds over a minute: what finished, and what more runs and waits than before."""
+    spans = []
+    for span in range(6):
+        ends = reader.at_ns - int(span * 10 * SECOND)
+        known = [
+            engine.ends(name, ends - 10 * SECOND, ends)
+            for name in ("requests_finished_total", "requests_running", "requests_waiting")
+        ]
+        if known[0] is None or known[1] is None:
+            return None
+        spans.append(max(sum(last - first for first, last in filter(None, known)), 0.0))
+    return _cv(spans)
+
+
+LEAST_SWINGING = 20
+"""Readings in a minute, without which no swing can be told."""
 
 
 def _down_s(reader: Reader, engine: Device) -> float:

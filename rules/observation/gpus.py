@@ -80,6 +80,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
         ecc_uncorrected_new=None if ecc is None else Observation(ecc[0], "gpu.ecc_uncorrected_total", index, 0.0),
         remap_pending=bool(gpu.known("remap_pending", reader.at_ns)),
         remap_failed=bool(gpu.known("remap_failed", reader.at_ns)),
+        util_swing=_swing(reader, gpu),
         active=reader.gauge(gpu, "sm_active_pct", index),
         remapped_new=None if remapped is None else Observation(remapped[0], "gpu.remapped_rows_total", index, 0.0),
         mem_used_bytes=used,
@@ -87,6 +88,18 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
         link_up=None if link_up is None else bool(link_up.value),
         link_bytes_s=reader.gauge(gpu, "pcie_rx_bytes_s", index),
     )
+
+
+def _swing(reader: Reader, gpu: Device) -> float | None:
+    """Points between the 10th and the 90th percentile of util over a minute; None with too few readings to see a swing."""
+    readings = sorted(gpu.values("util_pct", reader.start(MINUTE_S), reader.at_ns))
+    if len(readings) < LEAST_SWINGING:
+        return None
+    tenth = len(readings) // 10
+    return readings[-1 - tenth] - readings[tenth]
+
+
+MINUTE_S, LEAST_SWINGING = 60.0, 20
 
 
 def _margin(

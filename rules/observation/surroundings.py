@@ -28,6 +28,7 @@ def observe_host(reader: Reader, host: Device) -> HostEvidence:
         psi_memory=reader.gauge(host, "psi_memory_pct"),
         throttled=reader.gauge(host, "cgroup_throttled_pct"),
         iowait=reader.gauge(host, "iowait_pct"),
+        disk_busy=reader.gauge(host, "disk_busy_pct"),
         mem_used=reader.gauge(host, "mem_used_pct"),
         swap=swap,
         clock_offset=reader.gauge(host, "clock_offset_s", look_s=ROOM_S),

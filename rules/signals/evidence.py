@@ -16,8 +16,10 @@ from rules.evidence import (
     OutputEvidence,
     RoomEvidence,
     Seen,
+    TellEvidence,
 )
 from rules.observation.gpus import JUDGED_BITS
+from rules.shape import SHAPES
 from rules.signals.reading import Signals
 from rules.thresholds import Bar
 from rules.window import Event
@@ -47,6 +49,7 @@ def evidence_of(told: Signals) -> Evidence:
             transport=told.texts.get("nccl_transport", ""),
             errors_new=_seen(told, "nvlink_errors_delta", "gpu.nvlink_rx_bytes_s"),
         ),
+        tells=_tells(told),
         persistence=told.flags.get("persistence"),
         impossible=told.impossible,
         events=_events(told),
@@ -67,6 +70,7 @@ GPU_KEYS = frozenset(
     (
         *[
             "util_pct",
+            "util_swing_pct",
             "mem_util_pct",
             "gr_active",
             "mig",
@@ -141,6 +145,7 @@ def _gpu(told: Signals) -> GpuEvidence:
         ecc_uncorrected_new=_seen(told, "ecc_uncorrectable", "gpu.ecc_uncorrected_total", usual=0.0),
         remap_pending=bool(flag("remap_pending")),
         remap_failed=bool(number("row_remap_failure")),
+        util_swing=number("util_swing_pct"),
         active=_seen(told, "gr_active", "gpu.sm_active_pct"),
         partitioned=bool(flag("mig")),
         remapped_new=_seen(told, "remapped_rows_delta", "gpu.remapped_rows_total", usual=0.0),
@@ -229,6 +234,10 @@ def _engine(told: Signals) -> EngineEvidence:
         delta_share=_seen(told, "delta_fraction", "engine.delivered_tokens_total"),
         tokens_per_step=_seen(told, "iteration_tokens", "engine.tokens_per_step"),
         itl_max=_seen(told, "itl_max_s", "engine.itl_p99_s"),
+        thread_max=_seen(told, "thread_max_pct", "engine.proc_cpu_max_pct"),
+        tokenize_s=_seen(told, "tokenize_s", "engine.ttft_p95_s"),
+        running_cv=number("running_cv"),
+        arrivals_cv=number("arrivals_cv"),
         acceptance=_seen(told, "accept_ratio", "engine.spec_accepted_total"),
         prefix_lost=bool(flag("prefix_hit_drop")),
         prefill_heavy=bool(flag("prompt_tps_high")),
@@ -259,13 +268,15 @@ def _load(told: Signals) -> LoadEvidence | None:
 
 def _host(told: Signals) -> HostEvidence | None:
     number, flag = told.numbers.get, told.flags.get
-    numbers = ("cpu_core_max_pct", "cpu_quota", "cpu_request", "threads", "swap_mbs")
+    numbers = ("psi_io_pct", "disk_busy_pct", "cpu_core_max_pct", "cpu_quota", "cpu_request", "threads", "swap_mbs")
     flags = ("cgroup_throttled", "sync_wait", "host_gap")
     if not any(key in told.numbers for key in numbers) and not any(key in told.flags for key in flags):
         return None
     return HostEvidence(
         age_s=0.0,
         core_max=_seen(told, "cpu_core_max_pct", "host.cpu_core_max_pct"),
+        psi_io=_seen(told, "psi_io_pct", "host.psi_io_pct"),
+        disk_busy=_seen(told, "disk_busy_pct", "host.disk_busy_pct"),
         swap=_seen(told, "swap_mbs", "host.swap_in_bytes_s", scale=1e6),
         throttling=bool(flag("cgroup_throttled")),
         cores=number("cpu_quota"),
@@ -314,6 +325,31 @@ def _group(told: Signals) -> GroupEvidence:
         uneven=bool(told.flags.get("rank_imbalance")),
         mixed=bool(told.flags.get("mixed_gpus")),
         affected=told.texts.get("peers_affected", ""),
+    )
+
+
+def _tells(told: Signals) -> TellEvidence:
+    number = told.numbers.get
+
+    def scaled(key: str, scale: float) -> float | None:
+        return None if (told_number := number(key)) is None else told_number * scale
+
+    return TellEvidence(
+        shape=SHAPES.get(told.texts.get("model", "")),
+        context_tokens=number("context_tokens"),
+        moved_bytes=scaled("moved_gb", GB),
+        moved_s=number("moved_s"),
+        link_gbit_s=number("link_gbit_s"),
+        peak_bytes=scaled("peak_gb", GB),
+        kv_bytes=scaled("kv_gb", GB),
+        kv_to_weights=number("kv_to_weights"),
+        flop_per_byte=number("flop_per_byte"),
+        mlp_bytes=scaled("mlp_mb", 1e6),
+        scores_flop=scaled("scores_gflop", 1e9),
+        out_of_memory=bool(told.flags.get("oom")),
+        largest_free_bytes=scaled("largest_free_gb", GB),
+        unused_bytes=scaled("unused_gb", GB),
+        launch=told.texts.get("launch", ""),
     )
 
 

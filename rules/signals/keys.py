@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rules.shape import SHAPES
+
 FLAG_NAMES = (
     "sw_power_cap",
     "hw_slowdown",
@@ -34,7 +36,7 @@ FLAGS = (
     "tokens_zero delivered_tokens_zero health_ok canary_ok mig clock_locked since_boot remap_pending "
     "kernel_contained_error host_gap mixed_gpus rank_imbalance preempt vram_sawtooth orphan_gpu_pid plateau "
     "prompt_tps_high structured cgroup_throttled sync_wait p2p persistence startup start_failed read_bound "
-    "prefix_hit_drop ttft_flat stalled"
+    "prefix_hit_drop ttft_flat stalled oom"
 )
 EVENTS = "deploy_event config_changed driver_changed restart"
 """True and false, or the words of what changed."""
@@ -63,6 +65,13 @@ KEYS: Mapping[str, Key] = {
     **_numbers("cpu_quota cpu_request", 0, 1e5),
     **_numbers("pcie_gen_idle pcie_gen_load", 0, 16),
     **_numbers("pcie_width", 0, 64),
+    **_numbers("util_swing_pct", 0, 110),
+    **_numbers("running_cv arrivals_cv kv_to_weights flop_per_byte", 0, 1e6),
+    **_numbers("tokenize_s moved_s context_tokens", 0, 1e9),
+    **_numbers("link_gbit_s", 0, 1e6),
+    **_numbers("moved_gb peak_gb kv_gb largest_free_gb unused_gb mlp_mb scores_gflop", 0, 1e9),
+    **_numbers("psi_io_pct disk_busy_pct", 0, 110),
+    **_numbers("thread_max_pct", 0, 1e5),
     **_numbers("tp", 0, 1e6),
     **_numbers("model_b", 0, 1e6),
     **_numbers("period_h", 0, 1e5),
@@ -78,5 +87,7 @@ KEYS: Mapping[str, Key] = {
     "rank_power": Key("numbers", 0, 1e5),
     "rank_running": Key("numbers", 0, 1e9),
     "replica_share": Key("numbers", 0, 1e9),
+    "model": Key("text", choices=tuple(SHAPES)),
+    "launch": Key("text"),
     "id": Key("text"),
 }

@@ -18,6 +18,7 @@ MOST_INCIDENTS = 20_000
 MOST_KEYS = 500
 LONGEST_LIST = 4096
 LONGEST_TEXT = 200
+LONGEST_LAUNCH = 4000
 NOT_READ = frozenset(("n/a", "na", "[n/a]", "not supported", "[not supported]", "unknown", "nan"))
 """What tools print for a reading that they have not; it is the same as an absent key."""
 
@@ -104,7 +105,7 @@ def parse(told: object, language: str = "en", name: str = "") -> Signals:
             elif key.kind in ("flag", "event"):
                 flags[raw] = _flag(value)
             elif key.kind == "text":
-                texts[raw] = _text(value, key)
+                texts[raw] = _text(value, key, LONGEST_LAUNCH if raw == "launch" else LONGEST_TEXT)
             elif key.kind == "names":
                 reasons, strange = _names(value)
                 unknown += [f"flags: {name}" for name in strange]
@@ -162,10 +163,10 @@ def _flag(value: object) -> bool:
     raise TypeError
 
 
-def _text(value: object, key: Key) -> str:
+def _text(value: object, key: Key, longest: int = LONGEST_TEXT) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise TypeError
-    text = printable(str(value)[:LONGEST_TEXT])
+    text = printable(str(value)[:longest])
     if key.choices and text.lower() not in key.choices:
         raise TypeError
     return text.lower() if key.choices else text

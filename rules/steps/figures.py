@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from rules.evidence import Evidence, value
 from rules.finding import Finding, Sign, confirmed, effect_of, fix, line, names_cause, strongest
+from rules.launch_line import findings
 from rules.priors import Strength
+from rules.steps.arithmetic import contradicted
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost
 
 
 def untrue(evidence: Evidence, bar: Bar) -> Finding | None:
     """Evidence order 0: blank sentinels, GPU-Util under MIG, client and server that count differently, spans that are no latencies."""
-    signs = [*_gpus(evidence, bar), *_counts(evidence, bar)]
+    signs = [*_gpus(evidence, bar), *_counts(evidence, bar), *contradicted(evidence, bar)]
+    if evidence.tells is not None and any(key == "no_stats" for key, _ in findings(evidence.tells.launch)):
+        signs.append(Sign(Strength.FAIR, line("launch_no_stats", "engine.up", flag="--disable-log-stats")))
     if evidence.impossible:
         signs.append(Sign(Strength.STRONG, line("impossible", "", keys=", ".join(evidence.impossible[:5]))))
     if not signs:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from rules.evidence import Evidence, ratio, rise
-from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, pair_line, ruled_out, summary
+from collections.abc import Sequence
+
+from rules.evidence import Evidence, ratio, rise, value
+from rules.finding import (
+    Finding,
+    Sign,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    strongest,
+    summary,
+)
 from rules.priors import Strength
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
@@ -12,6 +27,9 @@ from rules.verdict import Cause, Cost, Line
 def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
     """R17 and the evidence order's step 6: quota throttling, CPU pressure, one core full while the GPU waits."""
     host = evidence.host
+    starved = _late_first(evidence, bar)
+    if starved:
+        return _tokenizer(evidence, starved)
     seen = () if host is None else (host.cpu, host.psi_cpu, host.core_max, host.cores, host.cores_asked)
     if host is None or (all(entry is None for entry in seen) and not host.throttling):
         return no_data(Cause.HOST_CPU, line("no_host"))
@@ -37,6 +55,50 @@ def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
         summary("host_cpu", loss_pct=effect.loss_pct or 0.0),
         (fix("free_cpu", Cost.OPERATIONS_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
         since_ns=min(since) if since else evidence.output.since_ns,
+        scope="node",
+    )
+
+
+def _late_first(evidence: Evidence, bar: Bar) -> list[Sign]:
+    """R17: the first token is late because its text is read by one thread, however busy the GPU looks meanwhile."""
+    engine = evidence.engine
+    if engine is None or not (
+        bar.reached("host_cpu.first_ratio", ratio(engine.ttft)) or (evidence.told and effect_of(evidence, bar).hurts)
+    ):
+        return []
+    signs = []
+    tokenize, first = value(engine.tokenize_s), value(engine.ttft)
+    share = tokenize / first if tokenize is not None and first and engine.ttft and not engine.ttft.relative else None
+    if bar.reached("host_cpu.tokenize_share", share):
+        signs.append(
+            Sign(
+                Strength.STRONG, line("tokenize", "engine.ttft_p95_s", tokenize_s=tokenize or 0.0, ttft_s=first or 0.0)
+            )
+        )
+    thread = engine.thread_max
+    if (
+        thread is not None
+        and bar.reached("host_cpu.core_pct", thread.value)
+        and (thread.usual is None or thread.value >= thread.usual + 10)
+    ):
+        signs.append(Sign(Strength.FAIR, line("thread_full", thread.lane, pct=thread.value)))
+    return signs
+
+
+def _tokenizer(evidence: Evidence, signs: Sequence[Sign]) -> Finding:
+    effect, engine = effect_of(evidence, Bar()), evidence.engine
+    util = evidence.util_pct
+    return confirmed(
+        Cause.HOST_CPU,
+        strongest(signs),
+        (
+            *(sign.line for sign in signs),
+            line("busy_is_no_alibi", "gpu.util_pct", util_pct=util) if util is not None else None,
+            pair_line(evidence),
+        ),
+        names_cause(Cause.HOST_CPU, effect),
+        (fix("faster_tokenizer", Cost.SOFTWARE_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
+        since_ns=engine.ttft.since_ns if engine is not None and engine.ttft is not None else None,
         scope="node",
     )
 

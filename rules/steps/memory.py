@@ -21,6 +21,7 @@ from rules.finding import (
     summary,
 )
 from rules.priors import Strength
+from rules.steps.arithmetic import kv_line, kv_share_line
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 
@@ -44,18 +45,48 @@ def _out_of_memory(evidence: Evidence, bar: Bar) -> Finding | None:
     recent = evidence.at_ns - int(bar.enter("memory_kv.recent_s") * 1e9)
     events = [event for event in evidence.events if event.kind == "oom" and event.time_ns >= recent]
     counted = value(evidence.engine.oom_new) if evidence.engine else None
-    if not events and not counted:
+    told = evidence.tells is not None and evidence.tells.out_of_memory
+    if not events and not counted and not told:
         return None
-    count = max(len(events), int(counted or 0))
+    count = max(len(events), int(counted or 0), 1)
+    scattered = _scattered(evidence, bar)
     return confirmed(
         Cause.MEMORY_KV,
         Strength.PROOF,
-        (line("oom", "engine.oom_total", count=count), _kv_line(evidence), pair_line(evidence)),
-        summary("oom", count=count),
-        (fix("smaller_batch", Cost.SOFTWARE_CHEAP), fix("more_memory", Cost.HARDWARE_COSTLY)),
+        (
+            line("oom", "engine.oom_total", count=count),
+            *scattered,
+            kv_line(evidence.tells),
+            _kv_line(evidence),
+            pair_line(evidence),
+        ),
+        summary("oom_scattered" if scattered else "oom", count=count),
+        (
+            *((fix("growing_segments", Cost.SOFTWARE_CHEAP),) if scattered else ()),
+            fix("smaller_batch", Cost.SOFTWARE_CHEAP),
+            fix("more_memory", Cost.HARDWARE_COSTLY),
+        ),
         since_ns=min((event.time_ns for event in events), default=None),
         alone=True,
     )
+
+
+def _scattered(evidence: Evidence, bar: Bar) -> list[Line]:
+    """R11: memory is free and can't be had in one piece: much is free, or the allocator holds what it does not use."""
+    found = []
+    for gpu in evidence.gpus:
+        free, used = value(gpu.mem_free_bytes), value(gpu.mem_used_bytes)
+        share = 100 * free / (free + used) if free is not None and used else None
+        enough = bar.reached("memory_kv.oom_free_pct", share)
+        if free is not None and (enough or (share is None and bar.reached("memory_kv.oom_free_bytes", free))):
+            found.append(line("free_at_oom", "gpu.mem_used_bytes", gb=free / 1e9))
+            break
+    told = evidence.tells
+    if told is not None and told.largest_free_bytes is not None:
+        found.append(line("largest_free", "gpu.mem_used_bytes", gb=told.largest_free_bytes / 1e9))
+    if told is not None and bar.reached("memory_kv.unused_bytes", told.unused_bytes):
+        found.append(line("held_unused", "gpu.mem_used_bytes", gb=(told.unused_bytes or 0.0) / 1e9))
+    return found
 
 
 def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
@@ -259,9 +290,17 @@ def _swapping(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
 def _clean(evidence: Evidence) -> Finding:
     engine = evidence.engine
     if engine is None or engine.kv_used is None:
-        return no_data(Cause.MEMORY_KV, line("no_kv"))
+        share = kv_share_line(evidence)
+        return ruled_out(Cause.MEMORY_KV, share) if share is not None else no_data(Cause.MEMORY_KV, line("no_kv"))
     kind = line("kv_kind", "engine.kv_used_kind", kind=engine.kv_used_kind) if engine.live_kv_pct is None else None
-    return ruled_out(Cause.MEMORY_KV, _kv_line(evidence), kind, _preemption_line(evidence), queue_line(evidence))
+    return ruled_out(
+        Cause.MEMORY_KV,
+        _kv_line(evidence),
+        kv_share_line(evidence),
+        kind,
+        _preemption_line(evidence),
+        queue_line(evidence),
+    )
 
 
 def _kv_line(evidence: Evidence) -> Line | None:

@@ -39,6 +39,7 @@ def scheduling(evidence: Evidence, bar: Bar) -> Finding:
         or _not_answering(evidence, bar)
         or _dead_inside(evidence, bar)
         or _uneven(evidence, bar)
+        or _sawtooth(evidence, bar)
         or _skewed(evidence, bar)
         or _moving(evidence, bar)
     )
@@ -197,6 +198,38 @@ def _uneven(evidence: Evidence, bar: Bar) -> Finding | None:
         (fix("balance_by_eta", Cost.SOFTWARE_CHEAP),),
         since_ns=engine.waiting.since_ns,
         alone=True,
+    )
+
+
+def _sawtooth(evidence: Evidence, bar: Bar) -> Finding | None:
+    """R23: the batch fills and empties while requests come evenly, and util swings with it: the scheduler admits in gulps."""
+    engine, effect = evidence.engine, effect_of(evidence, bar)
+    if engine is None:
+        return None
+    swings = [gpu.util_swing for gpu in evidence.gpus if gpu.util_swing is not None]
+    widest = max(swings, default=None)
+    even = bar.reached("scheduling.arrivals_cv", engine.arrivals_cv)
+    if widest is None or not bar.reached("scheduling.util_swing_pct", widest) or not even:
+        return None
+    late = any(bar.reached("memory_kv.harm_ratio", ratio(seen)) for seen in (engine.ttft, engine.itl))
+    if not bar.reached("scheduling.running_cv", engine.running_cv) or not (effect.hurts or late):
+        return None
+    return confirmed(
+        Cause.SCHEDULING,
+        Strength.STRONG,
+        (
+            line("util_swings", "gpu.util_pct", points=widest),
+            line(
+                "batch_swings",
+                "engine.requests_running",
+                running_cv=engine.running_cv or 0.0,
+                arrivals_cv=engine.arrivals_cv or 0.0,
+            ),
+            pair_line(evidence),
+        ),
+        names_cause(Cause.SCHEDULING, effect),
+        (fix("even_steps", Cost.SOFTWARE_CHEAP),),
+        since_ns=evidence.output.since_ns,
     )
 
 

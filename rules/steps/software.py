@@ -20,6 +20,7 @@ from rules.finding import (
     strongest,
     summary,
 )
+from rules.launch_line import REFUSED, SAID, findings
 from rules.priors import Strength
 from rules.steps.cold_start import DEPLOYS, cold_start, concerns
 from rules.steps.memory import is_stalled
@@ -138,6 +139,7 @@ def _by_itself(evidence: Evidence, bar: Bar) -> Finding | None:
         signs.append(Sign(Strength.FAIR, line("start_failed", "")))
     if engine.flat and effect.hurts and not _is_full(evidence, bar):
         signs.append(Sign(Strength.WEAK, line("flat", "engine.tokens_per_s")))
+    signs += _launch(evidence)
     if not signs:
         return None
     changes = _changes(evidence, bar)
@@ -149,6 +151,17 @@ def _by_itself(evidence: Evidence, bar: Bar) -> Finding | None:
         (fix("check_setup", Cost.SOFTWARE_CHEAP), *((fix("roll_back", Cost.SOFTWARE_CHEAP),) if changes else ())),
         since_ns=evidence.output.since_ns,
     )
+
+
+def _launch(evidence: Evidence) -> list[Sign]:
+    """What the launch line holds that its server refuses; what only misleads is told beside it."""
+    found = findings(evidence.tells.launch) if evidence.tells is not None and evidence.tells.launch else []
+    if not any(key in REFUSED for key, _ in found):
+        return []
+    return [
+        Sign(Strength.STRONG if key in REFUSED else Strength.WEAK, line(SAID[key], "engine.config_hash", flag=flag))
+        for key, flag in found
+    ]
 
 
 def _pct(seen: Observation | None) -> float:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from rules.evidence import Evidence, LoadEvidence
-from rules.finding import Finding, confirmed, effect_of, fix, line, names_cause, no_data, pair_line, ruled_out, summary
+from rules.finding import (
+    Finding,
+    Sign,
+    confirmed,
+    effect_of,
+    fix,
+    line,
+    names_cause,
+    no_data,
+    pair_line,
+    ruled_out,
+    strongest,
+    summary,
+)
 from rules.priors import Strength
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost
+
+TOGETHER_NS = 60 * 10**9
+"""Waiting for storage and the loss began within a minute of each other: the span over which either is seen. Own choice."""
 
 
 def storage(evidence: Evidence, bar: Bar) -> Finding:
@@ -23,10 +39,16 @@ def storage(evidence: Evidence, bar: Bar) -> Finding:
     above = host.psi_io.usual is None or host.psi_io.value > 2 * host.psi_io.usual + 2
     if not bar.reached("storage.pressure_pct", host.psi_io.value) or not above or not effect_of(evidence, bar).hurts:
         return ruled_out(Cause.STORAGE, seen)
+    signs = [Sign(Strength.WEAK, seen)]
+    if host.disk_busy is not None and bar.reached("storage.disk_busy_pct", host.disk_busy.value):
+        signs.append(Sign(Strength.FAIR, line("disk_busy", host.disk_busy.lane, now=host.disk_busy.value)))
+    since, slow_since = host.psi_io.since_ns, evidence.output.since_ns
+    if since is not None and slow_since is not None and abs(since - slow_since) <= TOGETHER_NS:
+        signs.append(Sign(Strength.FAIR, line("psi_io_together", host.psi_io.lane)))
     return confirmed(
         Cause.STORAGE,
-        Strength.WEAK,
-        (seen, pair_line(evidence)),
+        strongest(signs),
+        (*(sign.line for sign in signs), line("weights_stay", ""), pair_line(evidence)),
         summary("storage", now=host.psi_io.value),
         (fix("move_io", Cost.OPERATIONS_CHEAP),),
         since_ns=host.psi_io.since_ns,
