@@ -32,7 +32,6 @@ from rich.progress import Progress
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from agent.simulator.faults import FAULTS
 from agent.simulator.sku import SKUS
 from bench import blocked_inlet, power_sweep, triage_cases, triage_days, triage_simulated
 from rules.signals.judging import judge_signals
@@ -143,9 +142,9 @@ def judge_sweep(folder: Path) -> bool:
 def judge_simulated(given: argparse.Namespace) -> bool:
     """Simulated faults, healthy days, or both; whether the bars are held. ValueError for what can't be asked."""
     kinds = tuple(given.kinds.split(","))
-    unknown = [kind for kind in kinds if kind not in FAULTS]
+    unknown = [kind for kind in kinds if kind not in triage_simulated.KINDS]
     if unknown:
-        raise ValueError(f"no fault is named {', '.join(unknown)}; there are {', '.join(FAULTS)}")
+        raise ValueError(f"no kind is named {', '.join(unknown)}; there are {', '.join(triage_simulated.KINDS)}")
     nodes = [] if given.traces is None else triage_days.nodes_of(given.traces, given.gpu_days)
     groups = [
         triage_simulated.Group(seed, float(load), given.sku, kinds)
@@ -185,7 +184,7 @@ def main() -> int:
     )
     arguments.add_argument("--cases", action="store_true", help="published faults and claims, and the 32 cards")
     arguments.add_argument("--simulated", action="store_true", help="simulated faults and their null twins")
-    arguments.add_argument("--kinds", default=",".join(FAULTS), help="simulated faults, by name")
+    arguments.add_argument("--kinds", default=",".join(triage_simulated.KINDS), help="simulated faults, by name")
     arguments.add_argument("--seeds", type=int, default=20, help="runs of each kind on each load")
     arguments.add_argument("--loads", default=",".join(map(str, triage_simulated.LOADS)), help="shares of the capacity")
     arguments.add_argument("--sku", default="h100-sxm", choices=sorted(SKUS), help="the simulated board")

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 
 from agent.simulator.faults import FAULTS
+from agent.simulator.faults.fault import Fault
 from agent.simulator.fleet import Fleet, Truth
 from agent.simulator.settings import SimulatorSettings
 from rules.course import PASSING_S, Course, Incident, Spell, follow, incidents_of
@@ -34,12 +35,32 @@ LOADS = (0.6, 0.83)
 PAST_S = 900.0
 STEP_S = 1.0
 JUDGED_EVERY_S = TriageSettings(store_url="", state_dir=Path()).evaluate_every_s
+BESIDE = {
+    "hot-inlet": "bad-deploy",
+    "power-cap": "demand-fall",
+    "clock-stuck": "kv-full",
+    "kv-full": "long-prompts",
+    "long-prompts": "slow-disk",
+    "prefix-lost": "bad-config",
+    "hung-engine": "demand-fall",
+    "host-cpu": "noisy-neighbour",
+    "noisy-neighbour": "cold-start",
+    "bad-deploy": "hot-inlet",
+}
+"""Fault -> something harmless that happens shortly before it and looks like another cause: a twin, or a change of demand."""
+
+KINDS = (*FAULTS, *(f"{fault}+{other}" for fault, other in BESIDE.items()))
+BESIDE_S = 75.0  # so long before the fault
+
 NAMED_S, LOST_PCT = 60.0, 10.0
-"""A sudden fault is owed its name within so long of its strike; one that grows, within as long or before so much is lost."""
+"""A fault is owed its name within so long of its strike. One that grows, by itself or since heat builds up slowly, has until so much of
+the output is lost, if that takes longer."""
+
+FELT_PCT = 5.0
 
 SEEN_S = 75.0  # a fault is watched for so long at least
 STEADY_S = 30.0  # and for so long after it was named
-LOST_OVER_S = 15
+LOST_OVER_S = 30  # what the page shows, too
 TOP_1, TOP_3 = 0.97, 1.0
 BINS = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
 
@@ -83,11 +104,14 @@ class Outcome:
     @property
     def late(self) -> bool:
         """Named, and not as soon as is owed."""
-        if self.named_s is None or self.cause == "none":
+        if self.named_s is None or self.named_s <= NAMED_S:
             return False
-        if not FAULTS[self.kind].onset_s:
-            return self.named_s > NAMED_S
-        return self.named_s > NAMED_S and (self.lost_pct or 0.0) >= LOST_PCT
+        grows = fault_of(self.kind).onset_s > 0 or self.most_lost_pct >= FELT_PCT
+        return not grows or (self.lost_pct or 0.0) >= LOST_PCT
+
+
+def fault_of(kind: str) -> Fault:
+    return FAULTS[kind.partition("+")[0]]
 
 
 Tokens = dict[str, list[float]]
@@ -145,11 +169,17 @@ class Watch:
 
     def __init__(self, past: bytes, group: Group, kind: str, twin: bool) -> None:
         self.fleet, self.triage = pickle.loads(past)
+        self.well: Fleet | None = None  # where something harmless happens, too, that changes what is asked
         chance = Random(f"{group.seed}/{group.load}/{kind}")
         self.phase_s = chance.randrange(round(JUDGED_EVERY_S))
         self.struck_s = self.fleet.elapsed_s + 5 + chance.randrange(10)
-        self.truth: Truth = self.fleet.plan(kind, at_s=self.struck_s, null_twin=twin)
-        fault = FAULTS[kind]
+        fault, (_, _, beside) = fault_of(kind), kind.partition("+")
+        if beside:
+            self.well = pickle.loads(past)[0]
+            for fleet in (self.fleet, self.well):
+                fleet.plan(beside, at_s=self.struck_s, null_twin=FAULTS[beside].cause != "none")
+            self.struck_s += BESIDE_S
+        self.truth: Truth = self.fleet.plan(fault.name, at_s=self.struck_s, null_twin=twin)
         self.last_s = fault.onset_s + SEEN_S + (0.0 if twin else STEADY_S)
         self.tokens: Tokens = {}
         self.named_ns: int | None = None
@@ -177,7 +207,7 @@ def play(past: bytes, healthy: Healthy, group: Group, kind: str, twin: bool) -> 
     watch = Watch(past, group, kind, twin)
     courses = follow(watch.walk())
     truth, end_ns = watch.truth, watch.fleet.time_ns
-    found = incidents_of(courses.values(), truth.since_ns - SECOND, end_ns)
+    found = incidents_of(courses.values(), 0, end_ns)
     right = bool(found) and all(is_right(incident.cause, incident.subject, truth) for incident in found)
     if truth.cause == "none":
         right = not found
@@ -185,7 +215,7 @@ def play(past: bytes, healthy: Healthy, group: Group, kind: str, twin: bool) -> 
     if truth.cause != "none" and any(incident.cause == truth.cause for incident in found):
         first = min(spell.first_ns for spell in spells_of(courses.values()) if spell.cause == truth.cause)
         named_s = (first - truth.since_ns) / SECOND
-    usual = healthy.until(len(next(iter(watch.tokens.values()))))
+    usual = (Healthy(watch.well) if watch.well else healthy).until(len(next(iter(watch.tokens.values()))))
     struck = [truth.subject["engine"]] if "engine" in truth.subject else list(watch.tokens)
     losses = lost(watch.tokens, usual, struck)
     strike = round(watch.struck_s - PAST_S)
@@ -281,7 +311,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[KindRow]:
         rows.append(
             KindRow(
                 kind,
-                FAULTS[kind].cause,
+                fault_of(kind).cause,
                 len(runs),
                 sum(outcome.top_1 for outcome in runs),
                 sum(outcome.top_3 for outcome in runs),
@@ -322,7 +352,7 @@ def told(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _kinds(outcomes: Sequence[Outcome]) -> list[str]:
     found = [
-        f"{'kind':<18} {'cause':<12} {'runs':>5} {'top-1':>7} {'top-3':>7} {'median s':>9} {'worst s':>8} {'lost %':>7} "
+        f"{'kind':<27} {'cause':<12} {'runs':>5} {'top-1':>7} {'top-3':>7} {'median s':>9} {'worst s':>8} {'lost %':>7} "
         f"{'late':>5} {'twins':>6}"
     ]
     alarms = Counter(outcome.kind for outcome in outcomes if outcome.twin and outcome.said)
@@ -330,7 +360,7 @@ def _kinds(outcomes: Sequence[Outcome]) -> list[str]:
         known = (row.named_median_s, row.named_worst_s, row.lost_worst_pct)
         times = ["" if value is None else f"{value:.0f}" for value in known]
         found.append(
-            f"{row.kind:<18} {row.cause:<12} {row.runs:>5} {100 * row.top_1 / row.runs:>6.1f}% {100 * row.top_3 / row.runs:>6.1f}% "
+            f"{row.kind:<27} {row.cause:<12} {row.runs:>5} {100 * row.top_1 / row.runs:>6.1f}% {100 * row.top_3 / row.runs:>6.1f}% "
             f"{times[0]:>9} {times[1]:>8} {times[2]:>7} {row.late or '':>5} {alarms[row.kind] or '':>6}"
         )
     return found

@@ -82,6 +82,7 @@ class Effect:
     slow_work: bool
     loss_pct: float | None  # of expected output, 0..100
     told: bool = False
+    unsettled: bool = False  # a loss soon after a start, no larger than boots of one engine differ by
 
     @property
     def slow(self) -> bool:
@@ -92,6 +93,11 @@ class Effect:
         """A loss; or, of an incident that is told, that nobody says how much was lost."""
         return self.slow or (self.told and not self.known)
 
+    @property
+    def hurts_work(self) -> bool:
+        """As `hurts`, and each unit of work takes longer: what a neighbour, a disk or a busy host does."""
+        return self.slow_work or (self.told and self.hurts)
+
 
 def effect_of(evidence: Evidence, bar: Bar) -> Effect:
     """Whether the pair is slow: in output, or in each unit of work, held over two of three spans. A young engine is never slow."""
@@ -101,19 +107,20 @@ def effect_of(evidence: Evidence, bar: Bar) -> Effect:
     if output.output_ratio is None:
         return Effect(False, False, False, None)
     uptime = evidence.engine.uptime_s if evidence.engine else None
-    settled = True
+    # the window as a whole as well, so that no line is crossed by noise
+    slow_output = bar.reached("loss.share", output.slow_share) and bar.reached("loss.ratio", output.output_ratio)
+    slow_work = bar.reached("loss.share", output.work_slow_share)
+    settled, seen = True, True
     if uptime is not None and uptime < bar.enter("cold_start.uptime_s"):
         worst = min(output.output_ratio, output.work_ratio if output.work_ratio is not None else 1.0)
-        settled = uptime >= bar.enter("cold_start.blind_s") and bar.reached("loss.restart_ratio", worst)
+        seen = uptime >= bar.enter("cold_start.blind_s")
+        settled = seen and bar.reached("loss.restart_ratio", worst)
     return Effect(
         known=True,
-        slow_output=settled
-        and bar.reached("loss.share", output.slow_share)
-        and bar.reached(
-            "loss.ratio", output.output_ratio
-        ),  # the window as a whole, so that no line is crossed by noise
-        slow_work=settled and bar.reached("loss.share", output.work_slow_share),
+        slow_output=settled and slow_output,
+        slow_work=settled and slow_work,
         loss_pct=max(0.0, 100 * (1 - output.output_ratio)),
+        unsettled=seen and not settled and slow_work,
     )
 
 

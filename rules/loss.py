@@ -25,7 +25,7 @@ class Reading:
 
     @property
     def is_known(self) -> bool:
-        return self.expected is not None and self.expected > 0 and self.actual is not None
+        return self.expected is not None and self.expected > 1e-9 and self.actual is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ EXPLAINS: Mapping[Cause, frozenset[Cause]] = {
     Cause.SOFTWARE: frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.COLD_START)),
     Cause.COLD_START: frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.REQUEST_MIX, Cause.HOST_CPU, Cause.STORAGE)),
     Cause.STORAGE: frozenset((Cause.MEMORY_KV, Cause.COLD_START)),
-    Cause.NETWORK: frozenset((Cause.SCHEDULING, Cause.REQUEST_MIX)),
+    Cause.NETWORK: frozenset((Cause.SCHEDULING, Cause.REQUEST_MIX, Cause.COLD_START)),
 }
 LEAD_NS = 30 * 10**9
 """A finding that began this long before another is not its symptom."""

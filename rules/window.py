@@ -139,7 +139,7 @@ class Device:
         if column is None:
             return []
         low, high = self._rows(start_ns, end_ns)
-        return [(self.times[i], column[i]) for i in range(low, high) if column[i] == column[i]]
+        return [point for point in zip(self.times[low:high], column[low:high], strict=True) if point[1] == point[1]]
 
     def backwards(self, field: str, start_ns: int, end_ns: int) -> Iterator[tuple[int, float]]:
         """The points newest first, for a look that ends early."""

@@ -31,7 +31,7 @@ def observe_host(reader: Reader, host: Device) -> HostEvidence:
         disk_busy=reader.gauge(host, "disk_busy_pct"),
         mem_used=reader.gauge(host, "mem_used_pct"),
         swap=swap,
-        clock_offset=reader.gauge(host, "clock_offset_s", look_s=ROOM_S),
+        clock_offset=reader.gauge(host, "clock_offset_s") or reader.gauge(host, "clock_offset_s", look_s=ROOM_S),
     )
 
 

@@ -92,7 +92,7 @@ def _young(evidence: Evidence, engine: EngineEvidence, bar: Bar) -> Finding:
         event.kind in DEPLOYS and concerns(event, engine.name) and abs(event.time_ns - began) <= 180 * 10**9
         for event in evidence.events
     )
-    if not effect.slow_work or changed or (since is not None and since > began + bar.enter("software.lag_s") * 10**9):
+    if not effect.slow_work or changed or (since is not None and since > began + bar.enter("cold_start.lag_s") * 10**9):
         return ruled_out(Cause.COLD_START, seen)
     return confirmed(
         Cause.COLD_START,

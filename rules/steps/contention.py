@@ -36,7 +36,7 @@ def contention(evidence: Evidence, bar: Bar) -> Finding:
     seen = line("processes", "gpu.processes", gpu=most.index, count=count)
     if count == 1:
         seen = line("one_process", "gpu.processes", gpu=most.index)
-    if not shared or not effect.hurts:
+    if not shared or not effect.hurts_work:
         return ruled_out(Cause.CONTENTION, seen)
     return confirmed(
         Cause.CONTENTION,

@@ -116,6 +116,9 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
             _kv_line(evidence),
             _preemption_line(evidence),
             queue_line(evidence),
+            line("held_by_nobody", "engine.kv_used_pct", ratio=room_per_token(engine) or 0.0)
+            if is_held_by_nobody(evidence, bar)
+            else None,
             line(
                 "kv_shrunk", "engine.kv_blocks_count", blocks=engine.kv_blocks.value, usual=engine.kv_blocks.usual or 0
             )
@@ -130,8 +133,25 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
             fix("more_replicas", Cost.HARDWARE_COSTLY),
         ),
         since_ns=engine.kv_used.since_ns or (engine.waiting.since_ns if engine.waiting else None),
-        support=3.0 if shrunk else 1.0,
+        support=3.0 if shrunk or is_held_by_nobody(evidence, bar) else 1.0,
     )
+
+
+def room_per_token(engine: EngineEvidence) -> float | None:
+    """The share of the pool that a token of the running sequences takes, against usual; None while one of the three is not known."""
+    shares = (ratio(engine.kv_used), ratio(engine.running), ratio(engine.context))
+    if engine.live_kv_pct is None or not all(shares):
+        return None
+    used, running, context = (share or 0.0 for share in shares)
+    return used / (running * context)
+
+
+def is_held_by_nobody(evidence: Evidence, bar: Bar) -> bool:
+    """The pool holds far more than the running sequences' tokens need: leaked or scattered. Prompts that share less need more room, too."""
+    engine = evidence.engine
+    if engine is None or bar.reached("request_mix.prefix_ratio", ratio(engine.prefix_hit)):
+        return False
+    return bar.reached("memory_kv.room_ratio", room_per_token(engine))
 
 
 def _full_told(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
@@ -241,11 +261,12 @@ def _spilled(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
 
 
 def _fragmented(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
-    """R10: room that can't be used: fragmentation high, pool not full, requests wait."""
+    """R10: room that can't be used, whether it counts as free or as held: fragmentation high, and requests wait."""
     engine = evidence.engine
     if engine is None or engine.kv_fragmentation is None or engine.kv_used is None:
         return None
-    free = 100 - engine.kv_used.value
+    lost = engine.kv_used.value * engine.kv_fragmentation.value / 100
+    free = 100 - engine.kv_used.value + lost
     if not (
         bar.reached("memory_kv.fragmentation_pct", engine.kv_fragmentation.value)
         and bar.reached("memory_kv.free_pct", free)

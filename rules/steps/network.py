@@ -73,7 +73,8 @@ def never_joined(evidence: Evidence, bar: Bar) -> bool:
     engine = evidence.engine
     if engine is None:
         return False
-    spins = engine.load is not None and bar.reached("gpu_fault.stuck_util_pct", evidence.util_pct)
+    starts = engine.load is not None or (engine.starting and bar.reached("network.spin_s", engine.down_s))
+    spins = starts and bar.reached("gpu_fault.stuck_util_pct", evidence.util_pct)
     if not is_stalled(engine, bar) and not spins:
         return False
     used = [gpu.mem_used_bytes.value for gpu in evidence.gpus if gpu.mem_used_bytes is not None]

@@ -27,7 +27,7 @@ from rules.finding import (
 )
 from rules.priors import Strength
 from rules.steps.host_cpu import full_core
-from rules.steps.memory import is_stalled
+from rules.steps.memory import is_held_by_nobody, is_stalled
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 
@@ -72,7 +72,8 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
     effect = effect_of(evidence, bar)
     explained = explained_share(evidence)
     queued = is_queued(evidence, bar)
-    costs = effect.slow_output and bar.reached("request_mix.explained", explained)
+    roomless = bar.reached("memory_kv.kv_used_pct", engine.live_kv_pct) and is_held_by_nobody(evidence, bar)
+    costs = effect.slow_output and bar.reached("request_mix.explained", explained) and not roomless
     if change.prefill and costs and (queued or bar.reached("request_mix.loss_ratio", evidence.output.output_ratio)):
         return _longer_prefill(evidence, effect, change, lines, explained or 0.0)
     if change.longer_outputs and queued and bar.reached("request_mix.kept_ratio", evidence.output.output_ratio):

@@ -37,7 +37,11 @@ def storage(evidence: Evidence, bar: Bar) -> Finding:
         return no_data(Cause.STORAGE, line("no_io"))
     seen = line("psi_io", host.psi_io.lane, now=host.psi_io.value)
     above = host.psi_io.usual is None or host.psi_io.value > 2 * host.psi_io.usual + 2
-    if not bar.reached("storage.pressure_pct", host.psi_io.value) or not above or not effect_of(evidence, bar).hurts:
+    if (
+        not bar.reached("storage.pressure_pct", host.psi_io.value)
+        or not above
+        or not effect_of(evidence, bar).hurts_work
+    ):
         return ruled_out(Cause.STORAGE, seen)
     signs = [Sign(Strength.WEAK, seen)]
     if host.disk_busy is not None and bar.reached("storage.disk_busy_pct", host.disk_busy.value):

@@ -21,7 +21,7 @@ def _fuller_pool(wrong: Conditions, strength: float, _age_s: float, _target: Tar
 
 def _fragmented(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
     for engine in wrong.engines:
-        engine.waste_tokens = 8 + 2400 * strength
+        engine.waste_tokens = 8 + 4200 * strength
 
 
 def _slightly_fragmented(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:

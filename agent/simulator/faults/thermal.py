@@ -37,7 +37,7 @@ def _little_dust(wrong: Conditions, strength: float, _age_s: float, _target: Tar
 
 
 def _memory_hot(wrong: Conditions, strength: float, _age_s: float, target: Target) -> None:
-    wrong.gpus[target.gpu].memory_rise_c = 75 * strength
+    wrong.gpus[target.gpu].memory_rise_c = 62 * strength
 
 
 def _memory_warm(wrong: Conditions, strength: float, _age_s: float, target: Target) -> None:

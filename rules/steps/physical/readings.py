@@ -58,8 +58,11 @@ def fall(evidence: Evidence, effect: Effect) -> dict[str, Number]:
 
 
 def is_harmed(effect: Effect, clock_low: bool) -> bool:
-    """A loss; or, while nothing is expected yet, a clock that is low; or an incident of which no loss is told."""
-    return effect.slow if effect.known else clock_low or effect.hurts
+    """A loss; or a clock that is low while nothing is expected yet, or beside a small loss after a start; or an incident of which no
+    loss is told."""
+    if effect.known:
+        return effect.slow or (effect.unsettled and clock_low)
+    return clock_low or effect.hurts
 
 
 def heat_duty(gpu: GpuEvidence) -> float:
