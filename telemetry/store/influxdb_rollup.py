@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -129,6 +129,7 @@ class InfluxRollups:
         self._told_ns = 0  # when `since_ns` was written down last
         self._measurements: list[str] = []
         self._fleet = FleetMinutes()
+        self._counted = 0, 0, _DENSE  # hour, marks in it, rows of a node in a minute
         self._parts: dict[str, tuple[float, bool]] = {}
 
     # --- what is kept
@@ -201,7 +202,7 @@ class InfluxRollups:
         waiting = False
         for hour in sorted(self.open("hour", 0, now_ns), key=lambda mark: -mark.start_ns):
             fresh_ns = time.time_ns() - SHOWN_NS
-            for roll, some in self._pieces(hour.start_ns, now_ns, fresh_ns):
+            for roll, some in self._pieces(hour.start_ns, now_ns, fresh_ns, deadline_s):
                 roll(some)
                 self._mark([mark.settled() for mark in some])
                 if time.monotonic() >= deadline_s:
@@ -213,7 +214,7 @@ class InfluxRollups:
         return self._reach_back()
 
     def _pieces(
-        self, hour_ns: int, now_ns: int, fresh_ns: int
+        self, hour_ns: int, now_ns: int, fresh_ns: int, deadline_s: float
     ) -> Iterator[tuple[Callable[[Sequence[Mark]], None], list[Mark]]]:
         def due(kind: str, length_ns: int) -> list[Mark]:
             found = self.open(kind, hour_ns, min(hour_ns + HOUR_NS, now_ns - length_ns + 1))
@@ -223,7 +224,7 @@ class InfluxRollups:
         fleet = due("fleet", MINUTE_NS)
         minutes = due("minute", MINUTE_NS)
         whole = self._whole_quarters(minutes, hour_ns, now_ns)
-        for some, raw in self._ahead(self._portions(minutes)):
+        for some, raw in self._ahead(self._portions(minutes), deadline_s):
             yield partial(self._minutes, whole, raw), some
         ready = [mark for mark in fleet if self._fleet.holds(mark.start_ns)]
         if ready:
@@ -273,15 +274,21 @@ class InfluxRollups:
             return list(_blocks(minutes, QUARTER_NS, max(1, min(_NODES_AT_ONCE, int(nodes)))))
         return list(_blocks(minutes, HOUR_NS, _NODES_AT_ONCE))
 
-    def _ahead(self, portions: Sequence[list[Mark]]) -> Iterator[tuple[list[Mark], _Raw]]:
-        """Each with its raw samples, which the server looks up while those of the one before are drawn together."""
+    def _ahead(self, portions: Sequence[list[Mark]], deadline_s: float) -> Iterator[tuple[list[Mark], _Raw]]:
+        """Each with its raw samples, which the server looks up while those of the one before are drawn together.
+
+        Not of one that the deadline will leave for another time.
+        """
         with ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(self._raw, portions[0]) if portions else None
+            coming: Future[_Raw] | None = None
+            one_takes_s = 0.0
             for place, some in enumerate(portions, 1):
-                assert coming is not None
-                raw = coming.result()
-                coming = reader.submit(self._raw, portions[place]) if place < len(portions) else None
+                raw = coming.result() if coming is not None else self._raw(some)
+                began_s = time.monotonic()
+                is_next = place < len(portions) and began_s + one_takes_s < deadline_s
+                coming = reader.submit(self._raw, portions[place]) if is_next else None
                 yield some, raw
+                one_takes_s = time.monotonic() - began_s
 
     def _raw(self, some: Sequence[Mark]) -> _Raw:
         """measurement -> raw samples of each series, those of these minutes and maybe of others between them."""
@@ -293,18 +300,24 @@ class InfluxRollups:
 
     def _rows_a_minute(self, some: Sequence[Mark]) -> float:
         """How many raw samples a node has in a minute, about; of other writers' samples it is not known beforehand."""
-        nodes, starts = {mark.node for mark in some}, [mark.start_ns for mark in some]
         if not some or not self._measurements:
             return _DENSE
-        span = min(starts), max(starts) + MINUTE_NS
-        size = len(nodes) * (span[1] - span[0]) / MINUTE_NS
+        nodes, (first_ns, end_ns) = {mark.node for mark in some}, _span(some)
+        size = len(nodes) * (end_ns - first_ns) / MINUTE_NS
         if size * _DENSE <= _ROWS_AT_ONCE:
             return _DENSE
-        where = f"{_time(*span)}{_nodes(nodes)}"
-        counts = self._server.query_each(
-            [f"SELECT count({identifier(COUNT)}) FROM {identifier(name)} WHERE {where}" for name in self._measurements]
-        )
-        return sum(row[1] for found in counts for series in found for row in series["values"]) / size or _DENSE
+        hour_ns, marks, density = self._counted
+        if hour_ns != first_ns // HOUR_NS * HOUR_NS or len(some) >= marks:  # else these are what was left of those
+            where = f"{_time(first_ns, end_ns)}{_nodes(nodes)}"
+            counts = self._server.query_each(
+                [
+                    f"SELECT count({identifier(COUNT)}) FROM {identifier(name)} WHERE {where}"
+                    for name in self._measurements
+                ]
+            )
+            density = sum(row[1] for found in counts for series in found for row in series["values"]) / size or _DENSE
+        self._counted = first_ns // HOUR_NS * HOUR_NS, len(some), density
+        return density
 
     def _leave(self, hour: Mark, now_ns: int, fresh_ns: int) -> bool:
         """Settle the hour when nothing in it is open; whether something is that only needs a moment."""
