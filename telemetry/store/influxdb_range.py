@@ -123,8 +123,13 @@ class InfluxRanges:
         found: _Cells = {}
         tags_of: dict[_Key, Mapping[str, str]] = {}
 
+        last: tuple[Mapping[str, str], _Key] = ({}, ())
+
         def add(tags: Mapping[str, str], start_ns: int, cells: Mapping[str, Cell]) -> None:
-            key = order(tags)
+            nonlocal last
+            if tags is not last[0]:  # the next row of one series comes with the very same
+                last = tags, order(tags)
+            key = last[1]
             tags_of[key] = tags
             for name, cell in cells.items():
                 found.setdefault(name, {}).setdefault(key, []).append((start_ns, cell))
