@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from engine.queue import PRIORITIES
 from engine.request import Sampling
 from engine.settings import EngineSettings
 
 Body = Mapping[str, Any]
+
+
+LONGEST_DEADLINE_MS = 86_400_000
 
 
 class BadRequest(ValueError):
@@ -38,6 +42,8 @@ class Ask:
     seed: int
     stop: tuple[str, ...]
     ignore_eos: bool
+    priority: int  # lower is served earlier
+    deadline_ms: int | None  # from arrival to the last token
     n: int
     stream: bool
     include_usage: bool
@@ -129,6 +135,8 @@ def _parse(
         seed=secrets.randbits(63) if seed is None else seed,
         stop=_stop(body, settings),
         ignore_eos=_flag(body, "ignore_eos"),
+        priority=_whole(body, "priority", *PRIORITIES, 0) or 0,
+        deadline_ms=_whole(body, "deadline_ms", 1, LONGEST_DEADLINE_MS, None),
         n=_whole(body, "n", 1, settings.max_choices, 1) or 1,
         stream=stream,
         include_usage=_flag(options or {}, "include_usage", "stream_options."),

@@ -13,16 +13,17 @@ import torch
 
 from engine.blocks import BlockPool
 from engine.checkpoints.find import find_model, open_checkpoint
+from engine.contiguous import ContiguousPool
 from engine.core import Engine
 from engine.kvstore import KVStore, bytes_per_token
 from engine.linear import Packed, Plain
 from engine.loader import load_decoder
 from engine.modelconfig import ModelConfig
 from engine.probe import measure_peaks
-from engine.queue import FirstCome
+from engine.queue import POLICIES
 from engine.request import Request, Sampling
 from engine.runner import Runner, cost_of
-from engine.scheduler import Scheduler
+from engine.scheduler import Batching, Scheduler
 from engine.settings import EngineSettings, SettingsError
 from engine.stats import EngineStats
 from engine.threads import ThreadChooser, usable_cores
@@ -56,31 +57,51 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
     with torch.inference_mode():
         decoder = load_decoder(checkpoint, dtype, device, context, lambda done: progress("weights", done), log)
         progress("cache", 0.0)
-        num_blocks = choose_blocks(settings, config, dtype, device)
-        cache = KVStore(config, num_blocks, settings.block_size, dtype, device)
+        int8 = settings.kv_dtype == "int8"
+        token_bytes = bytes_per_token(config, dtype, int8)
+        num_blocks = choose_blocks(settings, token_bytes, device)
+        host_blocks = choose_host_blocks(settings, token_bytes)
+        cache = KVStore(config, num_blocks, settings.block_size, dtype, device, int8, host_blocks)
         progress("probe", 0.0)
         kernel = Packed if isinstance(decoder.head, Packed) else Plain
         peaks = measure_peaks(kernel, dtype, device)
     log(f"peak: {peaks.flops_per_s / 1e9:.0f} GFLOP/s, {peaks.bytes_per_s / 1e9:.1f} GB/s")
-    pool = BlockPool(num_blocks, settings.block_size)
     # A request never outgrows the pool, so that the last one running can always finish.
-    context = min(context, pool.num_slots)
-    budget = settings.token_budget or max(settings.max_seqs, 256 if device.type == "cpu" else 2048)
-    scheduler = Scheduler(pool, FirstCome(), settings.max_seqs, budget, settings.stream_buffer)
+    context = min(context, num_blocks * settings.block_size)
+    scheduler = make_scheduler(settings, num_blocks, host_blocks, context, 256 if device.type == "cpu" else 2048)
     chooser = ThreadChooser(threads if device.type == "cpu" else 1)
     engine = Engine(
         scheduler,
         Runner(decoder, cache, chooser),
-        cost_of(decoder),
+        cost_of(decoder, cache),
         EngineStats(started_s=time.monotonic(), peaks=peaks),
         tokenizer.end_tokens,
         context,
         settings.stall_timeout_s,
     )
     warm_up(engine, config.vocab, lambda done: progress("warm-up", done))
+    scheduler.pool.forget()
     engine.stats = EngineStats(started_s=time.monotonic(), peaks=peaks)  # what warming up counted is nobody's traffic
     engine.beat()
     return Assembled(engine, tokenizer, config)
+
+
+def make_scheduler(
+    settings: EngineSettings, num_blocks: int, host_blocks: int, context: int, usual_budget: int
+) -> Scheduler:
+    """The scheduler that the settings describe, over so many blocks on the device and on the host."""
+    paged = settings.kv_layout == "paged"
+    size = settings.block_size
+    return Scheduler(
+        BlockPool(num_blocks, size) if paged else ContiguousPool(num_blocks, size, context),
+        POLICIES[settings.policy](settings.ageing_s),
+        settings.max_seqs,
+        settings.token_budget or max(settings.max_seqs, usual_budget),
+        settings.stream_buffer,
+        prefix_cache=settings.prefix_cache and paged,
+        host=BlockPool(host_blocks, size) if host_blocks else None,
+        batching=Batching(settings.batching),
+    )
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -103,11 +124,18 @@ def choose_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torc
     return dtype
 
 
-def choose_blocks(settings: EngineSettings, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+def choose_host_blocks(settings: EngineSettings, token_bytes: int) -> int:
+    """How many blocks of preempted requests host memory may hold: none unless they are to be swapped."""
+    if settings.preemption != "swap":
+        return 0
+    return max(1, int(settings.swap_memory_gib * 2**30) // (token_bytes * settings.block_size))
+
+
+def choose_blocks(settings: EngineSettings, token_bytes: int, device: torch.device) -> int:
     """How many KV blocks fit. SettingsError when not even one sequence of two blocks does."""
     if settings.kv_blocks is not None:
         return settings.kv_blocks
-    block_bytes = bytes_per_token(config, dtype) * settings.block_size
+    block_bytes = token_bytes * settings.block_size
     if settings.kv_memory_gib is not None:
         room = int(settings.kv_memory_gib * 2**30)
     elif device.type == "cuda":
@@ -124,16 +152,18 @@ def choose_blocks(settings: EngineSettings, config: ModelConfig, dtype: torch.dt
 def warm_up(engine: Engine, vocab: int, progress: Callable[[float], None]) -> None:
     """Real prefills and decodes at the batch sizes that will come, so that the first client doesn't pay for first times.
 
-    Every thread count gets its turn at each size, which gives the chooser something to choose from.
+    Every thread count gets its turn at each size, which gives the chooser something to choose from. No two prompts begin
+    alike, or the prefix cache would spare the work.
     """
     sizes = [n for n in (1, 2, 4, 8, 16, 32) if n <= engine.scheduler.max_seqs]
     room = min(engine.context - 8, 24)
     numbers = itertools.count()
     for done, size in enumerate(sizes):
         for _ in range(size):
-            prompt = [(7 * number + 11) % vocab for number in range(max(1, room))]
+            serial = next(numbers)
+            prompt = [(7 * number + 11 * serial) % vocab for number in range(max(1, room))]
             sampling = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
-            engine.add(Request(f"warm-up-{next(numbers)}", prompt, sampling, arrived_s=time.monotonic()))
+            engine.add(Request(f"warm-up-{serial}", prompt, sampling, arrived_s=time.monotonic()))
         while engine.has_work:
             engine.step()
         progress((done + 1) / len(sizes))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.batch import Batch, DecodeGroup, PrefillChunk
+from engine.kvstore import LayerCache
 from engine.modelconfig import ModelConfig
 
 Tensor = torch.Tensor
@@ -26,8 +27,8 @@ class GatherAttention:
         self.q_width = config.q_width
         self.kv_width = config.kv_width
 
-    def __call__(self, batch: Batch, qkv: Tensor, cache: Tensor) -> Tensor:
-        """[tokens, q_width + kv_width] -> [tokens, q_width]. `cache` is one layer's [blocks, block_size * kv_width]."""
+    def __call__(self, batch: Batch, qkv: Tensor, cache: LayerCache) -> Tensor:
+        """[tokens, q_width + kv_width] -> [tokens, q_width]."""
         if len(batch.decode) == 1 and batch.decode[0].end == qkv.shape[0]:
             return self._decode(batch.decode[0], qkv, cache)
         out = qkv.new_empty(qkv.shape[0], self.q_width)
@@ -38,28 +39,25 @@ class GatherAttention:
             out[chunk.begin : chunk.end] = self._prefill(chunk, qkv, cache)
         return out
 
-    def _decode(self, group: DecodeGroup, qkv: Tensor, cache: Tensor) -> Tensor:
+    def _decode(self, group: DecodeGroup, qkv: Tensor, cache: LayerCache) -> Tensor:
         rows = group.end - group.begin
         q = qkv[group.begin : group.end, : self.q_width].view(rows, self.groups, self.per_group, self.head_dim)
         if group.view is not None:
-            first, tokens = group.view
-            begin = first * cache.shape[1] // self.kv_width
-            kv = cache.view(-1, self.kv_width)[begin : begin + tokens].unsqueeze(0)
+            kv = cache.run(*group.view).unsqueeze(0)
         else:
             assert group.table is not None
-            kv = cache.index_select(0, group.table).view(rows, -1, self.kv_width)
+            kv = cache.gather(group.table).view(rows, -1, self.kv_width)
         k, v = self._split(kv)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(rows, self.q_width)
 
-    def _prefill(self, chunk: PrefillChunk, qkv: Tensor, cache: Tensor) -> Tensor:
+    def _prefill(self, chunk: PrefillChunk, qkv: Tensor, cache: LayerCache) -> Tensor:
         own = qkv[chunk.begin : chunk.end].unsqueeze(0)
         tokens = chunk.end - chunk.begin
         q = own[..., : self.q_width].view(1, tokens, self.heads, self.head_dim).transpose(1, 2)
         if chunk.table is None:
             k, v = self._split(own[..., self.q_width :])
         else:
-            gathered = cache.index_select(0, chunk.table).view(1, -1, self.kv_width)
-            k, v = self._split(gathered[:, : chunk.context])
+            k, v = self._split(cache.gather(chunk.table)[: chunk.context].unsqueeze(0))
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, enable_gqa=self.per_group > 1
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.accounting import ModelCost
 from engine.request import Finish, Request, State
-from engine.scheduler import Row, Scheduler, StepPlan
+from engine.scheduler import Blocked, Row, Scheduler, StepPlan
 from engine.stats import EngineStats, Occupancy, StepRecord
 
 
@@ -38,7 +38,7 @@ class OutOfMemory(RuntimeError):
 
 class StepRunner(Protocol):
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a plan's tokens and choose the next ones. OutOfMemory leaves everything usable."""
+        """Copy a plan's blocks, compute its tokens and choose the next ones. OutOfMemory leaves everything usable."""
 
 
 class Engine:
@@ -99,8 +99,10 @@ class Engine:
     def step(self) -> list[Output]:
         """One step: plan, run, take in the tokens. Any exception but OutOfMemory is the end of this engine."""
         outputs = self._give_up_stalled()
+        evicted = self.scheduler.pool.num_evicted
         plan = self.scheduler.schedule()
         now = self._clock()
+        self._count_plan(plan, self.scheduler.pool.num_evicted - evicted)
         outputs += [self._end(request, Finish.ERROR, "", 0, reason) for request, reason in plan.failed]
         self._note_first_scheduled(plan, now)
         if plan.rows:
@@ -110,8 +112,8 @@ class Engine:
                 outputs += self._out_of_memory(plan, str(error))
             else:
                 outputs += self._take_in(plan, result)
-        with self.stats.lock:
-            self.stats.counters.preemptions_total += len(plan.preempted)
+        elif plan.swap_out:
+            self._runner.run(plan)
         self.beat()
         return outputs
 
@@ -120,22 +122,56 @@ class Engine:
         """Whether a step now would have nothing to compute: no request, or all are paused by slow clients."""
         return not len(self.scheduler.waiting) and all(self.scheduler.is_paused(r) for r in self.scheduler.running)
 
+    def least_s(self, prompt: Sequence[int]) -> float:
+        """Seconds from now to a newcomer's first token at least: what runs is computed first, then what is not cached of its
+        prompt, at the best speed so far. May be called from another thread.
+        """
+        tokens = self.stats.occupancy.tokens_due + len(prompt) - self.scheduler.cached_tokens(prompt)
+        return 2 * self._cost.layer_weights * tokens / self.stats.peaks.flops_per_s
+
     def beat(self) -> None:
         """Publish who is where, and that the loop is alive."""
         scheduler, pool = self.scheduler, self.scheduler.pool
         running = scheduler.running
+        # Shared blocks are full: what is not written lies in blocks of one table only, so nothing is counted twice.
+        unused = sum(len(r.blocks) * pool.block_size - r.num_computed for r in running)
         occupancy = Occupancy(
             running=len(running),
             waiting=len(scheduler.waiting),
             blocks=pool.num_blocks,
             blocks_taken=pool.num_taken,
+            blocks_cached=pool.num_cached,
+            blocks_swapped=scheduler.host.num_taken if scheduler.host is not None else None,
+            free_run=pool.free_run,
             block_size=pool.block_size,
-            slots_written=sum(r.num_computed for r in running),
+            slots_written=pool.num_taken * pool.block_size - unused,
+            tokens_due=sum(r.num_tokens - r.num_computed for r in running),
             context_mean=sum(r.num_computed for r in running) / len(running) if running else None,
         )
         with self.stats.lock:
             self.stats.occupancy = occupancy
             self.stats.beat_s = self._clock()
+
+    def _count_plan(self, plan: StepPlan, evicted: int) -> None:
+        """Count what was decided: who came in with what cached, who had to leave, what moved, what kept others waiting."""
+        counters = self.stats.counters
+        with self.stats.lock:
+            for request, cached in plan.admitted:
+                if request.first_scheduled_s is None:
+                    counters.prefix_queries_total += request.num_tokens if self.scheduler.prefix_cache else 0
+                    counters.prefix_hits_total += cached
+                first_time = max(0, min(cached, request.prompt) - request.num_prompt_counted)
+                request.num_prompt_counted += first_time
+                counters.prompt_tokens_total += first_time
+            counters.prefix_evictions_total += evicted
+            counters.preemptions_total += len(plan.preempted)
+            counters.preemptions_swap_total += sum(bool(request.host_blocks) for request in plan.preempted)
+            counters.preemptions_recompute_total += sum(not request.host_blocks for request in plan.preempted)
+            counters.swap_out_blocks_total += len(plan.swap_out)
+            counters.swap_in_blocks_total += len(plan.swap_in)
+            counters.blocked_on_blocks_total += plan.blocked is Blocked.BLOCKS
+            counters.blocked_on_seqs_total += plan.blocked is Blocked.SEQS
+            counters.blocked_on_tokens_total += plan.blocked is Blocked.TOKENS
 
     def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
         with self.stats.lock:
@@ -150,7 +186,7 @@ class Engine:
             self.stats.record_step(StepRecord(now, result.seconds, plan.num_tokens, self._cost.of(plan.rows)))
             for row in plan.rows:
                 self._count_prompt(row)
-                row.request.num_computed += row.count
+                self.scheduler.computed(row)
             for row, _ in result.tokens:
                 self._time_token(row.request, now)
             self.stats.counters.generation_tokens_total += len(result.tokens)
@@ -162,6 +198,7 @@ class Engine:
         first_time = max(0, min(row.context, request.prompt) - max(row.start, request.num_prompt_counted))
         request.num_prompt_counted += first_time
         self.stats.counters.prompt_tokens_total += first_time
+        self.stats.counters.prompt_tokens_computed_total += first_time
         if request.num_preempted:
             decoded = 1 if row.samples and row.context > request.prompt else 0
             self.stats.counters.recomputed_tokens_total += max(0, row.count - first_time - decoded)
@@ -198,6 +235,8 @@ class Engine:
         request.state, request.finish, request.error, request.finished_s = State.FINISHED, finish, error, now
         with self.stats.lock:
             counters = self.stats.counters
+            if finish is not Finish.ABORT and request.deadline_s is not None and now > request.deadline_s:
+                counters.deadline_missed_total += 1
             if finish is Finish.ABORT:
                 counters.requests_aborted_total += 1
             elif finish is Finish.ERROR:

@@ -75,6 +75,7 @@ class Endpoints:
             vocab = self.service.vocab
             limits = [max_tokens_of(self.service, ask, prompt, vocab) for prompt in prompts]
             self.service.refuse_if_not_serving(len(prompts) * ask.n)
+            self.service.refuse_if_too_late(ask.deadline_ms, max(prompts, key=len))
         except BadRequest as error:
             return json_response(error.code, error_body(error.code, str(error), error.field))
         except NotServing as error:

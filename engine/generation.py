@@ -69,8 +69,9 @@ def open_tickets(
     service: EngineService, ask: Ask, prompts: Sequence[Sequence[int]], limits: Sequence[int], arrived_s: float
 ) -> list[Ticket]:
     """One ticket per prompt and choice, in the order of their indices."""
+    deadline_s = arrived_s + ask.deadline_ms / 1000 if ask.deadline_ms is not None else None
     return [
-        service.open(prompt, ask.sampling(choice, limit), arrived_s, paced=ask.stream)
+        service.open(prompt, ask.sampling(choice, limit), arrived_s, ask.stream, ask.priority, deadline_s)
         for prompt, limit in zip(prompts, limits, strict=True)
         for choice in range(ask.n)
     ]

@@ -65,8 +65,9 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             qkv = layer.qkv(F.rms_norm(x, width, layer.attention_norm, eps))
             rotate_(qkv, turn, config.num_heads + config.num_kv_heads, config.head_dim)
-            cache.write(number, batch.slots, qkv[: batch.tokens, config.q_width :])
-            x = layer.attention_out.plus(self.attention(batch, qkv, cache.layers[number]), x)
+            kept = cache.layers[number]
+            kept.write(batch.slots, qkv[: batch.tokens, config.q_width :])
+            x = layer.attention_out.plus(self.attention(batch, qkv, kept), x)
             gate, up = layer.gate_up(F.rms_norm(x, width, layer.mlp_norm, eps)).chunk(2, dim=-1)
             x = layer.down.plus(F.silu(gate).mul_(up), x)
         return x[: batch.tokens]

@@ -51,11 +51,14 @@ class Request:
 
     __slots__ = (
         "arrived_s",
+        "block_keys",
         "blocks",
+        "deadline_s",
         "error",
         "finish",
         "finished_s",
         "first_scheduled_s",
+        "host_blocks",
         "id",
         "last_token_s",
         "num_computed",
@@ -64,6 +67,7 @@ class Request:
         "num_prompt_counted",
         "paced",
         "paused_since_s",
+        "priority",
         "prompt",
         "sampling",
         "state",
@@ -79,6 +83,8 @@ class Request:
         arrived_s: float,
         text: TextStream | None = None,
         paced: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> None:
         if not prompt:
             raise ValueError(f"request {id}: the prompt has no tokens")
@@ -88,10 +94,14 @@ class Request:
         self.sampling = sampling
         self.text = text
         self.paced = paced  # a streaming client takes the tokens one by one, and may be slower than we are
+        self.priority = priority  # lower is served earlier
+        self.deadline_s = deadline_s  # by then the whole answer is wanted
         self.state = State.WAITING
         self.finish: Finish | None = None
         self.error: str | None = None
         self.blocks: list[int] = []
+        self.host_blocks: list[int] = []  # where its cache is while it is swapped out
+        self.block_keys: list[bytes] = []  # names of its full blocks, as far as somebody has asked for them
         self.num_computed = 0
         self.num_preempted = 0
         self.num_prompt_counted = 0  # prompt tokens that the statistics have counted; never twice

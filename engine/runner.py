@@ -9,7 +9,7 @@ import torch
 from engine.accounting import ModelCost
 from engine.batch import build
 from engine.core import OutOfMemory, StepResult
-from engine.kvstore import KVStore, bytes_per_token
+from engine.kvstore import KVStore
 from engine.model import Decoder
 from engine.sampler import sample
 from engine.scheduler import Row, StepPlan
@@ -26,8 +26,16 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a plan's tokens, write their K and V, choose the next tokens. OutOfMemory leaves everything usable."""
+        """Copy a plan's blocks, compute its tokens, write their K and V, choose the next ones. OutOfMemory leaves everything
+        usable.
+        """
         began = time.perf_counter()
+        if plan.swap_out:
+            self.cache.swap_out(plan.swap_out)
+        if plan.swap_in:
+            self.cache.swap_in(plan.swap_in)
+        if not plan.rows:
+            return StepResult((), time.perf_counter() - began)
         tokens = plan.num_tokens
         threads = self.threads.choose(tokens)
         if self._device.type == "cpu" and torch.get_num_threads() != threads:
@@ -55,8 +63,8 @@ class Runner:
         return tuple(zip(rows, tokens, strict=True))
 
 
-def cost_of(decoder: Decoder) -> ModelCost:
-    """The constants that count a step's work, from the loaded weights."""
+def cost_of(decoder: Decoder, cache: KVStore) -> ModelCost:
+    """The constants that count a step's work, from the loaded weights and the cache."""
     config, item = decoder.config, decoder.embedding.element_size()
     return ModelCost(
         layer_weights=decoder.num_layer_weights,
@@ -64,6 +72,6 @@ def cost_of(decoder: Decoder) -> ModelCost:
         layer_bytes=decoder.layer_bytes,
         head_bytes=decoder.head.nbytes,
         embedding_row_bytes=config.hidden * item,
-        kv_bytes_per_token=bytes_per_token(config, decoder.embedding.dtype),
+        kv_bytes_per_token=cache.bytes_per_token,
         attention_width=config.num_layers * config.num_heads * config.head_dim,
     )

@@ -6,9 +6,12 @@ up within a token budget. Decoding requests come first, so a long prompt never h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from engine.blocks import BlockPool
+from engine.prefix import extend
 from engine.queue import Queue
 from engine.request import Request, State
 
@@ -32,12 +35,30 @@ class Row:
         return self.context == self.request.num_tokens
 
 
+class Blocked(Enum):
+    """What keeps the next waiting request out of a step."""
+
+    BLOCKS = "blocks"  # too few free KV blocks
+    SEQS = "seqs"  # as many sequences run as may, or a static batch is under way
+    TOKENS = "tokens"  # the step's token budget is spent
+
+
+class Batching(Enum):
+    CONTINUOUS = "continuous"  # whoever ends makes room at once
+    STATIC = "static"  # nobody comes in before the whole batch has ended: the way before, to compare with
+
+
 @dataclass(slots=True)
 class StepPlan:
+    """Blocks are copied out first, then in, then the rows are computed."""
+
     rows: list[Row] = field(default_factory=list)
+    admitted: list[tuple[Request, int]] = field(default_factory=list)  # and how many of its tokens were cached
     preempted: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, str]] = field(default_factory=list)  # and why: they don't fit, even alone
-    blocked_on_blocks: bool = False  # a request waits although a sequence slot is free
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # blocks: from the device's to the host's
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # blocks: from the host's to the device's
+    blocked: Blocked | None = None  # why somebody still waits
 
     @property
     def num_tokens(self) -> int:
@@ -45,15 +66,32 @@ class StepPlan:
 
 
 class Scheduler:
-    """Owns the queue, the running requests in order of admission, and through the pool every block in their tables."""
+    """Owns the queue, the running requests in order of admission, and through the pool every block in their tables.
 
-    def __init__(self, pool: BlockPool, queue: Queue, max_seqs: int, token_budget: int, stream_buffer: int) -> None:
+    `host` is where preempted requests are swapped to; without it, or when it is full, their cache is computed anew.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        queue: Queue,
+        max_seqs: int,
+        token_budget: int,
+        stream_buffer: int,
+        prefix_cache: bool = False,
+        host: BlockPool | None = None,
+        batching: Batching = Batching.CONTINUOUS,
+    ) -> None:
         self.pool = pool
         self.waiting = queue
         self.running: list[Request] = []
         self.max_seqs = max_seqs
         self.token_budget = token_budget
         self.stream_buffer = stream_buffer
+        self.prefix_cache = prefix_cache
+        self.host = host
+        self.batching = batching
+        self._closed = False  # the static batch that runs takes nobody more
 
     def add(self, request: Request) -> None:
         self.waiting.push(request)
@@ -79,7 +117,27 @@ class Scheduler:
             budget -= self._plan_row(plan, request, budget)
         if not plan.preempted:
             self._admit(plan, budget)
+        elif len(self.waiting):
+            plan.blocked = Blocked.BLOCKS
         return plan
+
+    def computed(self, row: Row) -> None:
+        """A step has written K and V of a row's tokens: blocks that are full now can be shared by others."""
+        request, size = row.request, self.pool.block_size
+        request.num_computed += row.count
+        if not self.prefix_cache:
+            return
+        extend(request.block_keys, request.tokens, size)
+        for number in range(row.start // size, request.num_computed // size):
+            self.pool.name(request.blocks[number], request.block_keys[number])
+
+    def cached_tokens(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt the cache holds just now. May be called from another thread."""
+        if not self.prefix_cache:
+            return 0
+        keys: list[bytes] = []
+        extend(keys, prompt, self.pool.block_size)
+        return len(self.pool.find(keys)) * self.pool.block_size
 
     def is_paused(self, request: Request) -> bool:
         """Whether its client takes tokens so slowly that it need not run now."""
@@ -93,10 +151,10 @@ class Scheduler:
         given_back = 0
         missing = self.pool.blocks_for(request.num_computed + count) - len(request.blocks)
         while missing > self.pool.num_free:
-            victim = self.running[-1]
-            if victim is request and len(self.running) == 1:
+            if len(self.running) == 1:
                 self._fail(plan, request)
                 return -given_back
+            victim = self._victim()
             given_back += self._preempt(plan, victim)
             if victim is request:
                 return -given_back
@@ -105,38 +163,88 @@ class Scheduler:
         plan.rows.append(Row(request, request.num_computed, count))
         return count - given_back
 
+    def _victim(self) -> Request:
+        """The running request that the policy would serve last; among equals, the one admitted last."""
+        return max(enumerate(self.running), key=lambda entry: (self.waiting.rank(entry[1]), entry[0]))[1]
+
     def _preempt(self, plan: StepPlan, victim: Request) -> int:
-        """Back to the queue; its tokens stay, its cache is computed anew. Returns the budget that its planned row had taken."""
+        """Back to the queue; its tokens stay. Returns the budget that its planned row had taken."""
         taken = sum(row.count for row in plan.rows if row.request is victim)
         plan.rows = [row for row in plan.rows if row.request is not victim]
         plan.preempted.append(victim)
         self.running.remove(victim)
-        self._release(victim)
+        written = -(-victim.num_computed // self.pool.block_size)
+        if self.host is not None and 0 < written <= self.host.num_free:
+            victim.host_blocks = self.host.take(written)
+            plan.swap_out += zip(victim.blocks[:written], victim.host_blocks, strict=True)
+            self.pool.give_back(victim.blocks)
+            victim.blocks = []
+        else:
+            self._release(victim)
         victim.state = State.WAITING
         victim.num_preempted += 1
         self.waiting.put_back(victim)
         return taken
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
+        if not self.running:
+            self._closed = False
         # What running requests still need for the tokens they have, and one block for each to grow into: without this
         # margin a newcomer would be admitted only to be preempted a few steps later.
-        promised = sum(max(0, self.pool.blocks_for(r.num_tokens) - len(r.blocks)) + 1 for r in self.running)
-        while budget > 0 and len(self.waiting) and len(self.running) < self.max_seqs:
+        growth = self.pool.growth
+        promised = sum(max(0, self.pool.blocks_for(r.num_tokens) - len(r.blocks)) + growth for r in self.running)
+        while len(self.waiting):
             request = self.waiting.peek()
             needed = self.pool.blocks_for(request.num_tokens)
-            if needed > self.pool.num_blocks:
+            if needed > self.pool.most:
                 self.waiting.pop()
                 self._fail(plan, request)
                 continue
-            if needed > self.pool.num_free - promised:
-                plan.blocked_on_blocks = True
-                return
+            shared = self._find_prefix(request)
+            plan.blocked = self._blocked(needed - sum(map(self.pool.is_taken, shared)), promised, budget)
+            if plan.blocked is not None:
+                break
             self.waiting.pop()
-            request.state = State.RUNNING
-            self.running.append(request)
-            used = self._plan_row(plan, request, budget)
-            budget -= used
-            promised += needed - len(request.blocks) + 1
+            self._let_in(plan, request, shared)
+            budget -= self._plan_row(plan, request, budget)
+            promised += needed - len(request.blocks) + growth
+        self._closed = self.batching is Batching.STATIC and plan.blocked is not Blocked.TOKENS
+
+    def _blocked(self, needed: int, promised: int, budget: int) -> Blocked | None:
+        """Why a request that needs so many free blocks can't come in; None when it can."""
+        if len(self.running) >= self.max_seqs or self._closed:
+            return Blocked.SEQS
+        if needed > self.pool.num_free - promised:
+            return Blocked.BLOCKS
+        return Blocked.TOKENS if budget <= 0 else None
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        """Blocks that hold the request's first tokens already. Its last token is left out: its logits are still wanted."""
+        if not self.prefix_cache:
+            return []
+        size = self.pool.block_size
+        extend(request.block_keys, request.tokens, size)
+        return self.pool.find(request.block_keys[: (request.num_tokens - 1) // size])
+
+    def _let_in(self, plan: StepPlan, request: Request, shared: list[int]) -> None:
+        """Start or resume a request: its cache is what others share with it, then what was swapped out."""
+        self.pool.share(shared)
+        request.blocks = list(shared)
+        cached = len(shared) * self.pool.block_size
+        plan.admitted.append((request, cached))
+        if cached < request.num_computed:
+            rest = request.host_blocks[len(shared) :]
+            request.blocks += self.pool.take(len(rest))
+            plan.swap_in += zip(
+                rest, request.blocks[len(shared) :], strict=False
+            )  # an extent may be longer than the rest
+        else:
+            request.num_computed = cached
+        if self.host is not None:
+            self.host.give_back(request.host_blocks)
+            request.host_blocks = []
+        request.state = State.RUNNING
+        self.running.append(request)
 
     def _fail(self, plan: StepPlan, request: Request) -> None:
         reason = (
@@ -152,13 +260,22 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self.pool.give_back(request.blocks)
         request.blocks = []
+        if self.host is not None:
+            self.host.give_back(request.host_blocks)
+            request.host_blocks = []
         request.num_computed = 0
 
     def check(self) -> None:
-        """Raise AssertionError unless every block is free or in exactly one running request's table. Used by tests."""
+        """Raise AssertionError unless each block is free or taken by just the requests that hold it, here and on the host.
+        Used by tests.
+        """
         self.pool.check([r.blocks for r in self.running])
         for request in self.running:
             if len(request.blocks) * self.pool.block_size < request.num_computed:
                 raise AssertionError(f"request {request.id} has more cached tokens than slots")
+            if request.host_blocks:
+                raise AssertionError(f"request {request.id} runs and is swapped out")
         if any(request.blocks for request in self.waiting):
             raise AssertionError("a waiting request holds blocks")
+        if self.host is not None:
+            self.host.check([r.host_blocks for r in self.waiting])

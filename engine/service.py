@@ -181,11 +181,30 @@ class EngineService:
         if len(self._tickets) + wanted > self.settings.max_seqs + self.settings.max_waiting:
             raise NotServing(429, f"{len(self._tickets)} requests run or wait already; try again later")
 
-    def open(self, prompt: Sequence[int], sampling: Sampling, arrived_s: float, paced: bool) -> Ticket:
+    def refuse_if_too_late(self, deadline_ms: int | None, prompt: Sequence[int]) -> None:
+        """NotServing when no token can come before the deadline, even at the best speed that this engine has reached."""
+        if deadline_ms is None:
+            return
+        least_ms = 1000 * self.engine.least_s(prompt)
+        if deadline_ms < least_ms:
+            raise NotServing(
+                429, f"deadline_ms is {deadline_ms}: before the first token lie {least_ms:.0f} ms of work at least"
+            )
+
+    def open(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        arrived_s: float,
+        paced: bool,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Ticket:
         """Hand a request to the engine. Close the ticket in any case."""
         assert self._loop is not None, "the engine is not loaded"
         text = TextStream(self.tokenizer.inner, prompt, sampling.stop)
-        request = Request(f"r{next(self._numbers)}", prompt, sampling, arrived_s, text, paced)
+        number = next(self._numbers)
+        request = Request(f"r{number}", prompt, sampling, arrived_s, text, paced, priority, deadline_s)
         ticket = Ticket(request, self)
         self._tickets[request.id] = ticket
         self._loop.submit(request)

@@ -32,6 +32,17 @@ class EngineSettings:
     block_size: int = 16  # tokens in one KV block
     kv_memory_gib: float | None = None  # None: 1 GiB on CPU (taken only as it is used), 90 % of what is free on CUDA
     kv_blocks: int | None = None  # wins over kv_memory_gib
+    kv_dtype: str = "auto"  # auto: as the model computes; int8: a quarter of float32, with a scale a token and head
+    kv_layout: str = "paged"  # contiguous: max_context reserved for each request, in one piece; to compare with
+    prefix_cache: bool = True  # share the blocks of equal beginnings (paged only)
+    preemption: str = "recompute"  # what happens to the cache of a preempted request: recompute, swap
+    swap_memory_gib: float = 1.0  # host memory for swapped caches (taken only as it is used)
+
+    batching: str = "continuous"  # static: a batch ends before the next one begins; to compare with
+    policy: str = "first-come"  # who is admitted next: first-come, shortest-first, earliest-deadline
+    ageing_s: float = (
+        10.0  # how much later at most a request is put off by the policy, and what a level of priority is worth
+    )
 
     max_waiting: int = 256  # requests in the queue at most; more are turned away with 429
     max_choices: int = 8  # `n` of one request, and prompts in one request, at most
@@ -55,6 +66,15 @@ class SettingsError(ValueError):
     """A setting that cannot work, in one line that names it and the remedy."""
 
 
+_CHOICES = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "kv_dtype": ("auto", "int8"),
+    "kv_layout": ("paged", "contiguous"),
+    "preemption": ("recompute", "swap"),
+    "batching": ("continuous", "static"),
+    "policy": ("first-come", "shortest-first", "earliest-deadline"),
+}
+
 _BOUNDS = {
     "port": (0, 65535),
     "threads": (0, 1024),
@@ -70,6 +90,7 @@ _BOUNDS = {
     "max_context": (2, 1 << 30),
     "token_budget": (1, 1 << 20),
     "kv_blocks": (1, 1 << 30),
+    "ageing_s": (0.0, 86_400.0),
 }
 
 
@@ -86,7 +107,11 @@ def check(settings: EngineSettings) -> None:
         )
     if settings.kv_memory_gib is not None and not settings.kv_memory_gib > 0:
         raise SettingsError(f"kv_memory_gib is {settings.kv_memory_gib}: it must be above 0")
-    if settings.dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise SettingsError(f"dtype is {settings.dtype!r}: choose auto, float32, bfloat16 or float16")
+    if not settings.swap_memory_gib > 0:
+        raise SettingsError(f"swap_memory_gib is {settings.swap_memory_gib}: it must be above 0")
+    for name, choices in _CHOICES.items():
+        value = getattr(settings, name)
+        if value not in choices:
+            raise SettingsError(f"{name} is {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}")
     if settings.device.split(":")[0] not in ("auto", "cpu", "cuda"):
         raise SettingsError(f"device is {settings.device!r}: choose auto, cpu, cuda or cuda:N")

@@ -43,9 +43,23 @@ class Histogram:
 class Counters:
     generation_tokens_total: int = 0
     delivered_tokens_total: int = 0  # written by the server only, when a client's connection has taken a token
-    prompt_tokens_total: int = 0  # first computation; what preemption computes again is apart
+    prompt_tokens_total: int = (
+        0  # computed or found in the cache, once a request; what preemption computes again is apart
+    )
+    prompt_tokens_computed_total: int = 0
+    prefix_queries_total: int = 0  # tokens of requests that came in for the first time while the prefix cache is on
+    prefix_hits_total: int = 0  # of these, tokens whose K and V were there
+    prefix_evictions_total: int = 0
     recomputed_tokens_total: int = 0
     preemptions_total: int = 0
+    preemptions_recompute_total: int = 0
+    preemptions_swap_total: int = 0
+    swap_out_blocks_total: int = 0
+    swap_in_blocks_total: int = 0
+    blocked_on_blocks_total: int = 0  # steps in which somebody waited, by what kept the next one out
+    blocked_on_seqs_total: int = 0
+    blocked_on_tokens_total: int = 0
+    deadline_missed_total: int = 0
     requests_finished_total: int = 0
     requests_failed_total: int = 0
     requests_aborted_total: int = 0
@@ -63,8 +77,12 @@ class Occupancy:
     waiting: int = 0
     blocks: int = 0
     blocks_taken: int = 0
+    blocks_cached: int = 0  # free ones that hold a known prefix
+    blocks_swapped: int | None = None  # on the host; None where nothing is swapped
+    free_run: int = 0  # blocks of the longest run of free neighbours
     block_size: int = 1
     slots_written: int = 0
+    tokens_due: int = 0  # of running requests, known and not computed yet
     context_mean: float | None = None  # of running requests
 
     @property
@@ -72,10 +90,15 @@ class Occupancy:
         return 100.0 * self.blocks_taken / self.blocks if self.blocks else 0.0
 
     @property
+    def slots_unused(self) -> int:
+        """Slots reserved but not written, in all taken blocks."""
+        return self.blocks_taken * self.block_size - self.slots_written
+
+    @property
     def kv_fragmentation_pct(self) -> float:
         """Slots reserved but not written, in % of the slots of taken blocks."""
         allocated = self.blocks_taken * self.block_size
-        return 100.0 * (allocated - self.slots_written) / allocated if allocated else 0.0
+        return 100.0 * self.slots_unused / allocated if allocated else 0.0
 
 
 @dataclass(frozen=True, slots=True)

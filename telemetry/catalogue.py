@@ -244,6 +244,14 @@ ENGINE = _measurement(
         spec_accepted_total | accepted draft tokens | 接受的草拟 token 数
         prefix_queries_total | prefix-cache queries | 前缀缓存查询
         prefix_hits_total | prefix-cache hits | 前缀缓存命中
+        prefix_evictions_total | blocks evicted from the prefix cache | 前缀缓存逐出的块
+        preemptions_recompute_total | preemptions whose cache is computed anew | 需重算的抢占次数
+        preemptions_swap_total | preemptions swapped to host memory | 换出到主机内存的抢占次数
+        swap_out_blocks_total | KV blocks swapped out | 换出的 KV 块
+        swap_in_blocks_total | KV blocks swapped in | 换入的 KV 块
+        blocked_on_blocks_total | steps in which requests waited for KV blocks | 因缺 KV 块而不能接纳请求的步数
+        blocked_on_seqs_total | steps in which requests waited for a place among the running | 因运行序列已满而不能接纳请求的步数
+        blocked_on_tokens_total | steps in which requests waited for token budget | 因 token 预算用尽而不能接纳请求的步数
     """),
     _gauges("""
         tokens_per_s | output tokens/s | 输出 tokens/s
@@ -254,6 +262,10 @@ ENGINE = _measurement(
         kv_fragmentation_pct | KV cache fragmented | KV 缓存碎片
         kv_blocks_count | KV blocks | KV 块总数
         kv_blocks_free | KV blocks free | KV 空闲块
+        kv_blocks_free_run | longest run of free KV blocks | 最长连续空闲 KV 块
+        kv_blocks_cached | free KV blocks that hold a known prefix | 保留前缀的空闲 KV 块
+        kv_blocks_swapped | KV blocks swapped to host memory | 换出到主机内存的 KV 块
+        kv_slots_unused | KV slots reserved but not written | 已预留未写入的 KV 槽
         ttft_mean_s | time to first token mean | 首 token 延迟均值
         ttft_p50_s | time to first token p50 | 首 token 延迟 p50
         ttft_p95_s | time to first token p95 | 首 token 延迟 p95

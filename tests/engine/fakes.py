@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 from engine.accounting import ModelCost, Peaks
-from engine.core import Engine, OutOfMemory, StepResult
-from engine.request import Request
-from engine.scheduler import Scheduler, StepPlan
+from engine.blocks import BlockPool
+from engine.contiguous import ContiguousPool
+from engine.core import Engine, Output, StepResult
+from engine.queue import POLICIES
+from engine.request import Request, Sampling
+from engine.scheduler import Batching, Row, Scheduler, StepPlan
 from engine.stats import EngineStats
 
 COST = ModelCost(
@@ -30,7 +34,8 @@ class FakeClock:
 
 
 class MemoryRunner:
-    """Keeps for every slot whose token it holds; a step must find each row's whole context in that row's own blocks.
+    """Keeps for every slot a digest of the tokens up to the one that it holds; a step must find each row's whole context in
+    that row's own blocks, whether the row has written it, shares it with another or had it copied to the host and back.
 
     The next token depends on the request and the position only, so an output is right or wrong whatever happened on the way.
     """
@@ -39,7 +44,8 @@ class MemoryRunner:
         self.block_size = block_size
         self.token_budget = token_budget
         self.step_s = step_s
-        self.slots: dict[int, tuple[str, int, int]] = {}
+        self.slots: dict[int, int] = {}
+        self.host: dict[int, int] = {}
         self.steps = 0
         self.fail_next: Exception | None = None
 
@@ -47,24 +53,39 @@ class MemoryRunner:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
+        self.copy_blocks(plan.swap_out, self.slots, self.host)
+        self.copy_blocks(plan.swap_in, self.host, self.slots)
+        if not plan.rows:
+            return StepResult((), self.step_s)
         self.steps += 1
         assert plan.num_tokens <= self.token_budget
         assert len({row.request.id for row in plan.rows}) == len(plan.rows)
         for row in plan.rows:
             assert row.start == row.request.num_computed
-            for position in range(row.start, row.context):
-                self.slots[self._slot(row.request, position)] = self._entry(row.request, position)
+            for position, digest in enumerate(digests(row)):
+                if position >= row.start:
+                    self.slots[self._slot(row.request, position)] = digest
         for row in plan.rows:
-            for position in range(row.context):
-                assert self.slots[self._slot(row.request, position)] == self._entry(row.request, position)
+            for position, digest in enumerate(digests(row)):
+                assert self.slots[self._slot(row.request, position)] == digest
         chosen = tuple((row, next_token(row.request)) for row in plan.rows if row.samples)
         return StepResult(chosen, self.step_s)
 
     def _slot(self, request: Request, position: int) -> int:
         return request.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
-    def _entry(self, request: Request, position: int) -> tuple[str, int, int]:
-        return request.id, position, request.tokens[position]
+    def copy_blocks(self, pairs: list[tuple[int, int]], source: dict[int, int], target: dict[int, int]) -> None:
+        for begin, end in pairs:
+            for offset in range(self.block_size):
+                target[end * self.block_size + offset] = source.get(begin * self.block_size + offset, -1)
+
+
+def digests(row: Row) -> Iterator[int]:
+    """For each token of a row's context, a number that says which tokens come up to it."""
+    digest = 0
+    for token in row.request.tokens[: row.context]:
+        digest = zlib.crc32(token.to_bytes(4, "little"), digest)
+        yield digest
 
 
 def next_token(request: Request) -> int:
@@ -79,4 +100,53 @@ def fake_engine(
     return Engine(scheduler, runner, COST, stats, end_tokens, context, stall_timeout_s=5.0, clock=clock), runner
 
 
-__all__ = ["COST", "FakeClock", "MemoryRunner", "OutOfMemory", "fake_engine", "next_token"]
+def make(
+    blocks: int = 100,
+    block_size: int = 4,
+    max_seqs: int = 8,
+    budget: int = 16,
+    buffer: int = 256,
+    context: int = 10_000,
+    prefix_cache: bool = False,
+    host_blocks: int = 0,
+    batching: Batching = Batching.CONTINUOUS,
+    policy: str = "first-come",
+    contiguous: bool = False,
+) -> tuple[Engine, MemoryRunner, FakeClock]:
+    """An engine over a runner that remembers, and the clock that both go by."""
+    clock = FakeClock()
+    scheduler = Scheduler(
+        ContiguousPool(blocks, block_size, context) if contiguous else BlockPool(blocks, block_size),
+        POLICIES[policy](clock=clock),
+        max_seqs,
+        budget,
+        buffer,
+        prefix_cache,
+        BlockPool(host_blocks, block_size) if host_blocks else None,
+        batching,
+    )
+    engine, runner = fake_engine(scheduler, clock, context)
+    return engine, runner, clock
+
+
+def ask(id: str, prompt: int | list[int], output: int, clock: FakeClock, paced: bool = False) -> Request:
+    """A request for so many tokens; its prompt is given, or so many equal tokens."""
+    tokens = [5] * prompt if isinstance(prompt, int) else prompt
+    return Request(id, tokens, Sampling(max_tokens=output, ignore_eos=True), clock(), None, paced)
+
+
+def expected_output(request: Request) -> list[int]:
+    ghost = Request(request.id, request.tokens[: request.prompt], request.sampling, 0.0)
+    for _ in range(request.sampling.max_tokens):
+        ghost.tokens.append(next_token(ghost))
+    return ghost.output
+
+
+def run_out(engine: Engine, most: int = 10_000) -> list[Output]:
+    outputs = []
+    for _ in range(most):
+        if not engine.has_work:
+            return outputs
+        outputs += engine.step()
+        engine.scheduler.check()
+    raise AssertionError(f"still not done after {most} steps")

@@ -93,9 +93,13 @@ def _reference(model: torch.nn.Module, prompt: list[int]) -> Reference:
     return Reference(prompt, result.sequences[0, len(prompt) :].tolist(), [float(t[0] - t[1]) for t in top])
 
 
-def _run(assembled: Assembled, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """All prompts at once through the engine; the block ledger is checked after every step."""
+def _run(assembled: Assembled, prompts: Sequence[list[int]], cached: bool = False) -> list[list[int]]:
+    """All prompts at once through the engine, with nothing in the prefix cache unless `cached`; the block ledger is checked
+    after every step.
+    """
     engine = assembled.engine
+    if not cached:
+        engine.scheduler.pool.forget()
     sampling = Sampling(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     requests = [Request(f"t{n}", prompt, sampling, time.monotonic()) for n, prompt in enumerate(prompts)]
     for request in requests:
@@ -154,6 +158,20 @@ def test_with_small_chunks_and_preemptions_every_prompt_gets_the_tokens_of_trans
         engine.scheduler, engine._runner = roomy, runner
     assert engine.stats.counters.preemptions_total > before
     assert _compare(small, outputs) >= len(small) - 2
+
+
+def test_with_prompts_and_outputs_in_the_prefix_cache_every_prompt_gets_the_tokens_of_transformers(
+    assembled: Assembled, references: list[Reference]
+) -> None:
+    some = references[::3]
+    longer = [reference.prompt + reference.tokens[:9] for reference in some]  # a text that goes on where an output was
+    _run(assembled, [reference.prompt for reference in some])
+    counters = assembled.engine.stats.counters
+    hits, queries = counters.prefix_hits_total, counters.prefix_queries_total
+    outputs = _run(assembled, longer, cached=True)
+    assert counters.prefix_hits_total - hits > 0.9 * (counters.prefix_queries_total - queries)
+    wholes = [reference.tokens[:9] + output[: NEW_TOKENS - 9] for reference, output in zip(some, outputs, strict=True)]
+    assert _compare(some, wholes) >= len(some) - 1
 
 
 def test_two_sequences_with_the_same_prompt_get_the_same_tokens(

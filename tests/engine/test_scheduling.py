@@ -1,134 +1,15 @@
-"""The engine over a runner that only remembers: conservation of blocks, fairness to decoding, preemption, aborts, slow clients."""
+"""The engine over a runner that only remembers: fairness to decoding, preemption, batches, slow clients, what ends a request."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.blocks import BlockPool
-from engine.core import Engine, OutOfMemory, Output
+from engine.core import OutOfMemory, Output
 from engine.queue import FirstCome
 from engine.request import Finish, Request, Sampling, State
-from engine.scheduler import Scheduler
-from tests.engine.fakes import FakeClock, MemoryRunner, fake_engine, next_token
-
-
-def make(
-    blocks: int = 100,
-    block_size: int = 4,
-    max_seqs: int = 8,
-    budget: int = 16,
-    buffer: int = 256,
-    context: int = 10_000,
-) -> tuple[Engine, MemoryRunner, FakeClock]:
-    clock = FakeClock()
-    scheduler = Scheduler(BlockPool(blocks, block_size), FirstCome(), max_seqs, budget, buffer)
-    engine, runner = fake_engine(scheduler, clock, context)
-    return engine, runner, clock
-
-
-def ask(id: str, prompt: int, output: int, clock: FakeClock, paced: bool = False) -> Request:
-    return Request(id, [5] * prompt, Sampling(max_tokens=output, ignore_eos=True), clock(), None, paced)
-
-
-def expected_output(request: Request) -> list[int]:
-    ghost = Request(request.id, request.tokens[: request.prompt], request.sampling, 0.0)
-    for _ in range(request.sampling.max_tokens):
-        ghost.tokens.append(next_token(ghost))
-    return ghost.output
-
-
-def run_out(engine: Engine, most: int = 10_000) -> list[Output]:
-    outputs = []
-    for _ in range(most):
-        if not engine.has_work:
-            return outputs
-        outputs += engine.step()
-        engine.scheduler.check()
-    raise AssertionError(f"still not done after {most} steps")
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Requests come, are aborted, are preempted because the pool is small, and have slow clients, in any order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.engine, self.runner, self.clock = make(
-            blocks=17, block_size=4, max_seqs=5, budget=11, buffer=6, context=60
-        )
-        self.requests: list[Request] = []
-        self.ended: dict[str, Output] = {}
-
-    def note(self, outputs: list[Output]) -> None:
-        for output in outputs:
-            if output.finish is not None:
-                assert output.request.id not in self.ended
-                self.ended[output.request.id] = output
-
-    @rule(prompt=st.integers(1, 50), output=st.integers(1, 30), paced=st.booleans())
-    def a_request_comes(self, prompt: int, output: int, paced: bool) -> None:
-        request = ask(f"r{len(self.requests)}", prompt, output, self.clock, paced)
-        self.requests.append(request)
-        self.engine.add(request)
-
-    @rule(steps=st.integers(1, 8))
-    def steps_pass(self, steps: int) -> None:
-        for _ in range(steps):
-            self.clock.now += 0.01
-            self.note(self.engine.step())
-            self.engine.scheduler.check()
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def a_client_takes_tokens(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.requests))
-        request.num_delivered = data.draw(st.integers(request.num_delivered, request.num_output))
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def a_request_is_aborted(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.requests))
-        held, free = len(request.blocks), self.engine.scheduler.pool.num_free
-        self.note(self.engine.abort([request.id]))
-        assert self.engine.scheduler.pool.num_free == free + held
-        assert request.blocks == []
-
-    @invariant()
-    def blocks_are_conserved_and_statistics_say_what_is(self) -> None:
-        scheduler, occupancy = self.engine.scheduler, self.engine.stats.occupancy
-        scheduler.check()
-        assert len(scheduler.running) <= 5
-        if occupancy.blocks and self.runner.steps and occupancy.running == len(scheduler.running):
-            assert 0.0 <= occupancy.kv_fragmentation_pct < 100.0
-            assert 0.0 <= occupancy.kv_used_pct <= 100.0
-
-    def teardown(self) -> None:
-        for request in self.requests:
-            request.paced = False
-        self.note(run_out(self.engine))
-        assert self.engine.scheduler.pool.num_free == 17
-        counters = self.engine.stats.counters
-        assert set(self.ended) == {request.id for request in self.requests}
-        by_finish = [output.finish for output in self.ended.values()]
-        assert counters.requests_finished_total == by_finish.count(Finish.LENGTH)
-        assert counters.requests_aborted_total == by_finish.count(Finish.ABORT)
-        assert counters.requests_failed_total == by_finish.count(Finish.ERROR) == 0
-        assert counters.generation_tokens_total == sum(request.num_output for request in self.requests)
-        finished = [r for r in self.requests if r.finish is Finish.LENGTH]
-        for request in finished:
-            expected = expected_output(request)
-            assert request.output == expected[: request.num_output]
-            assert request.num_output == min(request.sampling.max_tokens, 60 - request.prompt)
-        assert counters.prompt_tokens_total >= sum(request.prompt for request in finished)
-        assert counters.prompt_tokens_total <= sum(request.prompt for request in self.requests)
-
-
-TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+from engine.scheduler import Batching, Blocked, Scheduler
+from tests.engine.fakes import FakeClock, ask, expected_output, fake_engine, make, run_out
 
 
 def test_a_long_prompt_does_not_stop_others_from_decoding() -> None:
@@ -203,7 +84,7 @@ def test_nobody_is_admitted_who_would_be_preempted_at_once() -> None:
     engine.add(ask("b", 13, 4, clock))  # 4 blocks
     plan = engine.scheduler.schedule()
     assert [row.request.id for row in plan.rows] == ["a"]
-    assert plan.blocked_on_blocks
+    assert plan.blocked is Blocked.BLOCKS
 
 
 def test_a_request_whose_client_is_slow_pauses_and_the_others_go_on() -> None:
@@ -283,20 +164,66 @@ def test_an_end_token_ends_the_output_unless_it_is_to_be_ignored() -> None:
         assert request.state is State.FINISHED
 
 
-def test_ten_thousand_aborts_leave_no_block_behind() -> None:
-    source = random.Random(3)
-    engine, _, clock = make(blocks=40, block_size=4, max_seqs=12, budget=32, buffer=8)
-    requests: list[Request] = []
-    for number in range(10_000):
-        requests.append(
-            ask(f"r{number}", source.randrange(1, 60), source.randrange(1, 60), clock, source.random() < 0.3)
-        )
-        engine.add(requests[-1])
-        for _ in range(source.randrange(3)):
-            engine.step()
-            engine.scheduler.check()
-        engine.abort([source.choice(requests[-20:]).id, requests[max(0, number - 30)].id])
-        engine.scheduler.check()
-    engine.abort([request.id for request in requests])
-    assert engine.scheduler.pool.num_taken == 0
-    assert engine.stats.counters.preemptions_total > 50
+def test_in_a_static_batch_nobody_comes_in_before_the_last_one_has_ended() -> None:
+    engine, _, clock = make(batching=Batching.STATIC, max_seqs=2, budget=8)
+    for id, output in (("long", 30), ("short", 2), ("next", 2)):
+        engine.add(ask(id, 6, output, clock))
+    together = []
+    for _ in range(34):
+        engine.step()
+        together.append({request.id for request in engine.scheduler.running})
+    assert {"long", "short"} in together
+    assert all(ids <= {"long", "short"} or ids <= {"next"} for ids in together)
+    assert not engine.has_work
+
+
+def test_a_static_batch_goes_on_filling_while_only_the_token_budget_keeps_others_out() -> None:
+    engine, _, clock = make(batching=Batching.STATIC, max_seqs=2, budget=6)
+    for id in ("first", "second", "third"):
+        engine.add(ask(id, 6, 10, clock))
+    engine.step()
+    assert [request.id for request in engine.scheduler.running] == ["first"]
+    engine.step()
+    assert [request.id for request in engine.scheduler.running] == ["first", "second"]
+    counters = engine.stats.counters
+    assert (counters.blocked_on_tokens_total, counters.blocked_on_seqs_total) == (1, 1)
+
+
+def test_what_keeps_a_request_out_is_counted_by_its_kind() -> None:
+    engine, _, clock = make(blocks=10, block_size=4, max_seqs=2, budget=64)
+    engine.add(ask("a", 24, 3, clock))
+    engine.add(ask("b", 20, 3, clock))  # 5 blocks where 4 are free
+    engine.step()
+    engine.step()
+    counters = engine.stats.counters
+    kinds = (counters.blocked_on_blocks_total, counters.blocked_on_seqs_total, counters.blocked_on_tokens_total)
+    assert kinds == (2, 0, 0)
+    run_out(engine)
+    for id in ("c", "d", "e"):
+        engine.add(ask(id, 4, 3, clock))
+    engine.step()
+    assert counters.blocked_on_seqs_total == 1
+
+
+def test_the_request_that_the_policy_would_serve_last_is_preempted_and_not_the_newest() -> None:
+    engine, _, clock = make(blocks=9, block_size=4, budget=64)
+    unimportant, important = ask("unimportant", 8, 20, clock), ask("important", 8, 20, clock)
+    unimportant.priority = 1
+    engine.add(unimportant)
+    engine.step()
+    engine.add(important)
+    while not engine.stats.counters.preemptions_total:
+        engine.step()
+    assert [request.id for request in engine.scheduler.waiting] == ["unimportant"]
+
+
+def test_a_deadline_that_has_passed_at_the_end_is_counted_as_missed() -> None:
+    engine, _, clock = make()
+    for id, seconds in (("kept", 5.0), ("missed", 0.5)):
+        request = ask(id, 4, 2, clock)
+        request.deadline_s = clock() + seconds
+        engine.add(request)
+    engine.add(ask("without", 4, 2, clock))
+    clock.now += 1.0
+    run_out(engine)
+    assert engine.stats.counters.deadline_missed_total == 1

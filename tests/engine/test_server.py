@@ -181,6 +181,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
     ({"model": 5}, "model", "must be a string"),
+    ({"priority": 11}, "priority", "between -10 and 10"),
+    ({"priority": "high"}, "priority", "whole number"),
+    ({"deadline_ms": 0}, "deadline_ms", "between 1 and 86400000"),
+    ({"deadline_ms": 1.5}, "deadline_ms", "whole number"),
 ]
 
 
@@ -195,6 +199,33 @@ def test_a_wrong_field_is_refused_by_name(
     assert error["param"] == field
     assert message in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+def test_priority_and_deadline_reach_the_engine(server: ThreadServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    add = server.service.engine.add
+    monkeypatch.setattr(server.service.engine, "add", lambda request: (seen.append(request), add(request)))
+    body = {"prompt": ["x", "y"], "max_tokens": 2, "priority": -3, "deadline_ms": 60_000, **GREEDY}
+    assert server.http.post("/v1/completions", json=body).status_code == 200
+    assert server.http.post("/v1/completions", json={"prompt": "z", "max_tokens": 2, **GREEDY}).status_code == 200
+    assert [request.priority for request in seen] == [-3, -3, 0]
+    waits = [None if r.deadline_s is None else r.deadline_s - r.arrived_s for r in seen]
+    assert waits == [pytest.approx(60.0), pytest.approx(60.0), None]
+    assert server.metric("deadline_missed_total") == 0
+
+
+def test_a_deadline_before_which_no_token_can_come_is_refused_at_once(server: ThreadServer) -> None:
+    stats = server.service.engine.stats
+    prompt = [9] * 4000
+    own = len(prompt) * 2 * server.service.engine._cost.layer_weights / stats.peaks.flops_per_s
+    body = {"prompt": prompt, "max_tokens": 2, **GREEDY}
+    if own > 0.001:  # else not even a millisecond is too short for this machine
+        refused = server.http.post("/v1/completions", json=body | {"deadline_ms": 1})
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert "of work at least" in refused.json()["error"]["message"]
+    assert server.http.post("/v1/completions", json=body | {"deadline_ms": 600_000}).status_code == 200
+    free_again(server)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +415,7 @@ def test_running_numbers_are_exact_while_a_request_runs(server: ThreadServer) ->
 def test_hostile_bodies_never_get_a_500(server: ThreadServer, settings: EngineSettings) -> None:
     values: list[Any] = [None, True, -1, 0, 1e308, "x", "\ud800", [], [[]], {}, {"a": [None]}, ["x", 1], 2**70, [2**70]]
     names = ["prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "n", "stop", "stream", "stream_options"]
-    for name in (*names, "model", "ignore_eos", "logprobs"):
+    for name in (*names, "model", "ignore_eos", "logprobs", "priority", "deadline_ms"):
         for value in values:
             raw = json.dumps({"prompt": "x", "max_tokens": 1} | {name: value})
             answer = server.http.post("/v1/completions", content=raw)

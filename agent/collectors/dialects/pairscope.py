@@ -22,7 +22,7 @@ def _own(kind: Kind) -> Iterator[tuple[str, Alternatives]]:
     """Our own engine says every field by its own name."""
     for name, entry in ENGINE.fields.items():
         if entry.kind is kind and name not in DERIVED:
-            mean = kind is Kind.GAUGE and not name.startswith(("requests_", "kv_blocks_"))
+            mean = kind is Kind.GAUGE and not name.startswith(("requests_", "kv_blocks_", "kv_slots_"))
             yield name, (Family(f"pairscope_{name}", join="mean" if mean else "sum"),)
 
 
