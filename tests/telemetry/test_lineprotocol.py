@@ -143,11 +143,13 @@ def test_an_endless_line_is_one_problem_and_the_next_line_is_read(monkeypatch: p
     assert recording.bad_lines == 1
 
 
-PLAIN = st.text(st.sampled_from("mt,=1i.e-+ 9"), max_size=24)
+PLAIN = st.text(st.sampled_from('mt,=1i.e-+ 9"a"'), max_size=24)
 
 
 @settings(max_examples=500, deadline=None)
 @given(PLAIN, PLAIN)
+@example("", '1,t="a, b=2 3"')
+@example(',t="x"', '"",t="')
 def test_the_quick_reading_of_a_plain_line_is_the_careful_one(head: str, body: str) -> None:
     for line in (f"m{head} f={body} 12", f"{head} {body} 7", f"m f=1,g={body},h=2i 9"):
         quick = _decode_plain(line)
