@@ -29,6 +29,9 @@ LIVE_SAMPLES = 3000
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM = (*_FULL, errno.EFBIG)
+OWN_BYTES = 64 << 20
+"""So much of the newest data, or a sixteenth of what is to stay free, leaves a disk that others fill only when it takes nothing more."""
+
 _MAY_PASS = ("disk_full", "disk_low")
 """Want of room that others made, and may end."""
 
@@ -331,16 +334,16 @@ class Journal:
             pass
 
     def _make_free_space(self) -> bool:
-        """Whether there is room for data, after the oldest data has gone if need be."""
+        """Whether there is room for data, after the oldest data has gone if need be: down to the share that is always its own."""
         try:
             while True:
                 free, least = self._free()
                 if free >= least:
                     return True
+                self._quiet.warning("free", "spool %s: less than %.1f MB of disk are free", self._folder, least / 1e6)
+                if self.lanes[DATA].size <= min(OWN_BYTES, least // 16):
+                    return True  # whoever fills the disk gains nothing by what would be lost here
                 if not self._drop_oldest("disk_low"):
-                    self._quiet.warning(
-                        "free", "spool %s: less than %.1f MB of disk are free", self._folder, least / 1e6
-                    )
                     return False
         except OSError:
             return True  # then the write itself will tell

@@ -247,17 +247,26 @@ def test_a_bound_drops_the_oldest_data_counts_it_and_keeps_every_event(folder: P
     again.close()
 
 
-def test_low_disk_drops_data_and_still_takes_events(folder: Path) -> None:
+def test_on_a_disk_that_others_fill_the_oldest_data_goes_and_the_newest_keeps_its_place(folder: Path) -> None:
     disk = BrokenDisk()
-    spool = manual(folder, disk=disk, min_free_bytes=1 << 20)
-    spool.append([host(0)])
-    assert spool.commit()
+    spool = manual(folder, disk=disk, min_free_bytes=16 * 2000, segment_bytes=300)
+    for second in range(200):
+        spool.append([host(second)])
+        assert spool.commit()
     disk.free_bytes = 0
-    spool.append([host(1), event(1)])
-    assert not spool.commit()
-    assert [path.name[:4] for path in folder.glob("*.seg")] == ["keep"]
-    assert sorted(drain(spool), key=lambda s: (s.time_ns, s.measurement)) == [host(0), event(1), host(1)]
+    for second in range(200, 400):
+        spool.append([host(second), event(second)])
+        assert spool.commit()
+        assert sum(path.stat().st_size for path in folder.glob("data-*.seg")) < 2000 + 600
     spool.close()
+    again = manual(folder)
+    found = drain(again)
+    events = sorted(sample.time_ns for sample in found if sample.measurement == "event")
+    assert events == [event(second).time_ns for second in range(200, 400)]
+    hosts = [sample.time_ns for sample in found if sample.measurement == "host"]
+    assert len(hosts) > 8 and spool.dropped == {"disk_low": 400 - len(hosts)}
+    assert sorted(hosts) == [host(second).time_ns for second in range(400 - len(hosts), 400)]
+    again.close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO])
