@@ -220,11 +220,7 @@ def _follows(entry: Ranked) -> Line:
 
 
 def _distinct(lines: Sequence[Line]) -> tuple[Line, ...]:
-    seen: list[Line] = []
-    for entry in lines:
-        if entry not in seen:
-            seen.append(entry)
-    return tuple(seen)
+    return tuple({(entry.key, entry.lane, *entry.values.items()): entry for entry in lines}.values())
 
 
 def all_no_data(reports: Sequence[StepReport], why: Line) -> tuple[StepReport, ...]:

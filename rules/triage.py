@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import statistics
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rules.evidence import Evidence, OutputEvidence, PeerEvidence
 from rules.expected import Point
@@ -66,7 +69,19 @@ class Triage:
         self.last = {}
 
     def evaluate(self, at_ns: int) -> list[Diagnosis]:
-        """The judgement of every pair at `at_ns`, in the order of nodes and engines; learns from the healthy ones."""
+        """The judgement of every pair at `at_ns`, in the order of nodes and engines; learns from the healthy ones.
+
+        Garbage is not collected meanwhile: a judgement makes many small objects and no cycle, and looking through them costs a tenth.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._evaluate(at_ns)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _evaluate(self, at_ns: int) -> list[Diagnosis]:
         if at_ns - self._trimmed_ns > BACK_S * SECOND / 10:
             self.window.trim(at_ns)
             self._trimmed_ns = at_ns
@@ -97,7 +112,7 @@ class Triage:
             Reader(memory.usual, fleet.habits_of(pair), at_ns),
             output,
             fleet.peers_of(pair),
-            fleet.other_inlets(pair),
+            fleet.other_inlet(pair),
             fleet.neighbour_temps(pair.node),
         )
         self.last[pair.key] = evidence
@@ -250,6 +265,16 @@ def can_tell(diagnosis: Diagnosis) -> bool:
     return diagnosis.headline.key not in _CANT_TELL
 
 
+def median_without(ordered: Sequence[float], own: float | None) -> float | None:
+    """The median of the others: `ordered` is ascending and has `own` in it, unless that is None. None where there are no others."""
+    skipped = len(ordered) if own is None else bisect_left(ordered, own)
+    count = len(ordered) - (own is not None)
+    if count < 1:
+        return None
+    low, high = (place + (place >= skipped) for place in ((count - 1) // 2, count // 2))
+    return (ordered[low] + ordered[high]) / 2
+
+
 class _Fleet:
     """What pairs can be compared on, at one moment."""
 
@@ -258,7 +283,9 @@ class _Fleet:
         self._memories = memories
         self._kin: dict[tuple[str, str, int, bool], list[Pair]] = {}
         self._loads: dict[str, tuple[float, float, float]] = {}
+        self._columns: dict[tuple[str, str, int, bool], list[list[float]]] = {}  # the loads of a kin, each ascending
         self._inlets: dict[str, float] = {}
+        self._around: dict[bool, list[float]] = {}  # intakes, ascending
         self._origin: dict[str, bool] = {}
         self._habits: dict[tuple[str, str, int, bool], PeerHabits] = {}
         self._temps: dict[str, dict[str, float]] = {}
@@ -281,28 +308,32 @@ class _Fleet:
         """Memories of up to nine pairs that do the same work on other nodes."""
         if pair.engine is None:
             return []
-        others = [other for other in self._kin.get(pair.kin, ()) if other.key != pair.key]
-        return [self._memories[other.key] for other in others if other.key in self._memories][:9]
+        others = (other.key for other in self._kin.get(pair.kin, ()) if other.key != pair.key)
+        return list(islice((self._memories[key] for key in others if key in self._memories), 9))
 
     def peers_of(self, pair: Pair) -> PeerEvidence:
         if pair.engine is None:
             return PeerEvidence()
-        loads = [
-            self._loads[other.key]
-            for other in self._kin.get(pair.kin, ())
-            if other.key != pair.key and other.key in self._loads
-        ]
-        if not loads:
+        columns = self._columns.get(pair.kin)
+        if columns is None:
+            loads = [self._loads[kin.key] for kin in self._kin.get(pair.kin, ()) if kin.key in self._loads]
+            columns = self._columns[pair.kin] = [sorted(column) for column in zip(*loads, strict=True)]
+        own = self._loads.get(pair.key, (None, None, None))
+        others = len(columns[0]) - (own[0] is not None) if columns else 0
+        if not others:
             return PeerEvidence()
-        waiting, running, tokens = (statistics.median(column) for column in zip(*loads, strict=True))
+        waiting, running, tokens = map(median_without, columns, own)
         ranges = [memory.usual.range("engine.requests_running", "") for memory in self.kin_of(pair)]
         usual = [known[1] for known in ranges if known is not None]
-        return PeerEvidence(len(loads), waiting, running, tokens, statistics.median(usual) if usual else None)
+        return PeerEvidence(others, waiting, running, tokens, statistics.median(usual) if usual else None)
 
-    def other_inlets(self, pair: Pair) -> list[float]:
-        return [
-            inlet for node, inlet in self._inlets.items() if node != pair.node and self._origin[node] is pair.simulated
-        ]
+    def other_inlet(self, pair: Pair) -> float | None:
+        """The median intake of the other nodes, of simulated ones among themselves."""
+        around = self._around.get(pair.simulated)
+        if around is None:
+            mine = [inlet for node, inlet in self._inlets.items() if self._origin[node] is pair.simulated]
+            around = self._around[pair.simulated] = sorted(mine)
+        return median_without(around, self._inlets.get(pair.node))
 
     def habits_of(self, pair: Pair) -> PeerHabits:
         """What is usual among the pair's kin, itself included: it is asked for only where the pair itself knows nothing."""

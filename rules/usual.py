@@ -17,12 +17,13 @@ READY = 2
 class Habit:
     """The healthy readings of one field, with their median and range."""
 
-    __slots__ = ("_next", "_range", "_readings")
+    __slots__ = ("_next", "_readings", "known")
 
     def __init__(self) -> None:
         self._readings = array("f")  # seven digits are what a reading has
         self._next = 0
-        self._range: tuple[float, float, float] | None = None
+        self.known: tuple[float, float, float] | None = None
+        """(10th percentile, median, 90th percentile) once it was worked out, until the next reading."""
 
     def add(self, reading: float) -> None:
         if len(self._readings) < KEPT:
@@ -30,7 +31,7 @@ class Habit:
         else:
             self._readings[self._next] = reading
             self._next = (self._next + 1) % KEPT
-        self._range = None
+        self.known = None
 
     @property
     def ready(self) -> bool:
@@ -38,14 +39,14 @@ class Habit:
 
     def range(self) -> tuple[float, float, float]:
         """(10th percentile, median, 90th percentile). ValueError when nothing was learned."""
-        if self._range is None:
+        if self.known is None:
             ordered = sorted(self._readings)
             if not ordered:
                 raise ValueError("nothing was learned yet")
             last = len(ordered) - 1
             middle = (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
-            self._range = (ordered[int(0.1 * last)], middle, ordered[math.ceil(0.9 * last)])
-        return self._range
+            self.known = (ordered[int(0.1 * last)], middle, ordered[math.ceil(0.9 * last)])
+        return self.known
 
     def state(self) -> list[float]:
         return [float(f"{reading:.6g}") for reading in (*self._readings[self._next :], *self._readings[: self._next])]
@@ -69,8 +70,11 @@ class Usual:
 
     def range(self, lane: str, source: str) -> tuple[float, float, float] | None:
         """(low, median, high) of the healthy readings; None while there are too few."""
-        habit = self._habits.get(lane, {}).get(source)
-        return habit.range() if habit is not None and habit.ready else None
+        sources = self._habits.get(lane)
+        habit = sources.get(source) if sources is not None else None
+        if habit is None:
+            return None
+        return habit.known if habit.known is not None else habit.range() if habit.ready else None
 
     def medians(self, lane: str) -> list[float]:
         """The median of every source of a lane."""

@@ -85,13 +85,14 @@ class Event:
     time_ns: int
 
 
-MOST_SPANS = 8
+OF_ONE_PAIR = frozenset(("gpu", "engine"))
+MOST_SPANS, MOST_MEDIANS = 8, 64
 
 
 class Device:
     """The rows of one series, oldest first. Spans are half-open to the left: start < time <= end, in wall nanoseconds."""
 
-    __slots__ = ("_known", "_spans", "columns", "last_ns", "measurement", "tags", "texts", "times")
+    __slots__ = ("_known", "_medians", "_spans", "columns", "last_ns", "measurement", "tags", "texts", "times")
 
     def __init__(self, measurement: str, tags: Mapping[str, str]) -> None:
         self.measurement = measurement
@@ -102,6 +103,7 @@ class Device:
         self.texts: dict[str, str] = {}
         self._known: dict[str, tuple[int, float]] = {}
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}  # of times already looked up, to rows
+        self._medians: dict[tuple[str, int, int], tuple[float, int] | None] = {}  # already worked out
 
     def add(self, time_ns: int, fields: Mapping[str, Value]) -> None:
         """One row; the same time again merges into the last row, an older time is let go."""
@@ -109,7 +111,7 @@ class Device:
             return
         if time_ns > self.last_ns:
             self.last_ns = time_ns
-            self._spans.clear()
+            self._forget()
             self.times.append(time_ns)
             for column in self.columns.values():
                 column.append(NAN)
@@ -129,7 +131,7 @@ class Device:
     def trim(self, before_ns: int) -> None:
         count = bisect_right(self.times, before_ns)
         if count:
-            self._spans.clear()
+            self._forget()
             del self.times[:count]
             for column in self.columns.values():
                 del column[:count]
@@ -178,6 +180,39 @@ class Device:
         if isnan(sum(part)):
             return [value for value in part if value == value]
         return part
+
+    def median(self, field: str, start_ns: int, end_ns: int) -> tuple[float, int] | None:
+        """(median of the readings, how many): worked out once, since all engines of a node ask the same of its host."""
+        key = (field, start_ns, end_ns)
+        if key in self._medians:
+            return self._medians[key]
+        readings = self.values(field, start_ns, end_ns)
+        count = len(readings)
+        found: tuple[float, int] | None = None
+        if count:
+            readings.sort()
+            found = (readings[count // 2] + readings[(count - 1) // 2]) / 2, count
+        if self.measurement not in OF_ONE_PAIR:
+            if len(self._medians) >= MOST_MEDIANS:
+                self._medians.clear()
+            self._medians[key] = found
+        return found
+
+    def newest(self, field: str, start_ns: int, end_ns: int) -> float | None:
+        """The last reading of the span."""
+        column = self.columns.get(field)
+        if column is None:
+            return None
+        low, high = self._rows(start_ns, end_ns)
+        while high > low:
+            high -= 1
+            if column[high] == column[high]:
+                return column[high]
+        return None
+
+    def _forget(self) -> None:
+        self._spans.clear()
+        self._medians.clear()
 
     def ends(self, field: str, start_ns: int, end_ns: int) -> tuple[float, float] | None:
         """The first and the last reading of the span; None with fewer than two."""

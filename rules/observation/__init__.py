@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rules.evidence import Evidence, OutputEvidence, PeerEvidence
 from rules.observation.engines import observe_engine
@@ -20,7 +20,7 @@ def observe(
     reader: Reader,
     output: OutputEvidence,
     peers: PeerEvidence,
-    other_inlets: Sequence[float],
+    other_inlet: float | None,
     neighbour_temps: Mapping[str, float],
 ) -> Evidence:
     """Everything that is known of the pair at the reader's moment."""
@@ -40,7 +40,7 @@ def observe(
         gpus=observe_gpus(reader, pair.gpus, neighbour_temps),
         engine=observe_engine(reader, pair.engine) if pair.engine is not None else None,
         host=observe_host(reader, hosts[-1]) if hosts else None,
-        room=observe_room(reader, window, pair, other_inlets),
+        room=observe_room(reader, window, pair, other_inlet),
         output=output,
         peers=peers,
         events=tuple(window.events_of(pair.node, reader.start(3600), reader.at_ns)),

@@ -18,6 +18,7 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
     blocks = reader.last(engine, "kv_blocks_count")
     oom = reader.growth(engine, "oom_total", BACK_S)
     hit = prefix_hit(engine, reader.start(2 * NOW_S), reader.at_ns)
+    running_cv = _running_cv(reader, engine)
     return EngineEvidence(
         name=engine.tags.get("engine", ""),
         age_s=(reader.at_ns - engine.last_ns) / SECOND if engine.last_ns else math.inf,
@@ -50,8 +51,8 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         kv_used_kind=engine.texts.get("kv_used_kind", ""),
         acceptance=_acceptance(reader, engine),
         thread_max=reader.gauge(engine, "proc_cpu_max_pct"),
-        running_cv=_running_cv(reader, engine),
-        arrivals_cv=_arrivals_cv(reader, engine),
+        running_cv=running_cv,
+        arrivals_cv=_arrivals_cv(reader, engine) if running_cv is not None and running_cv > STEADY_CV else None,
     )
 
 
@@ -111,6 +112,9 @@ def _arrivals_cv(reader: Reader, engine: Device) -> float | None:
         spans.append(max(sum(last - first for first, last in filter(None, known)), 0.0))
     return _cv(spans)
 
+
+STEADY_CV = 0.25
+"""A batch that varies less swings for nobody: how its requests come is not looked at."""
 
 LEAST_SWINGING = 20
 """Readings in a minute, without which no swing can be told."""

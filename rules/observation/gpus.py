@@ -40,8 +40,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
     temp = reader.gauge(gpu, "temp_c", index)
     temp_limit, mem_limit = gpu.known("temp_limit_c", reader.at_ns), gpu.known("mem_temp_limit_c", reader.at_ns)
     mem_temp = reader.gauge(gpu, "mem_temp_c", index)
-    healthy, link_up = reader.last(gpu, "healthy", index), reader.last(gpu, "link_up", index)
-    state, pstate = reader.last(gpu, "state", index), reader.last(gpu, "pstate", index)
+    healthy, link_up = reader.state(gpu, "healthy"), reader.state(gpu, "link_up")
     ecc = reader.growth(gpu, "ecc_uncorrected_total", BACK_S)
     remapped = reader.growth(gpu, "remapped_rows_total", BACK_S)
     used, total = reader.gauge(gpu, "mem_used_bytes", index), gpu.known("mem_total_bytes", reader.at_ns)
@@ -51,7 +50,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
     return GpuEvidence(
         index=index,
         age_s=(reader.at_ns - gpu.last_ns) / SECOND if gpu.last_ns else math.inf,
-        state=None if state is None else int(state.value),
+        state=reader.state(gpu, "state"),
         util=reader.gauge(gpu, "util_pct", index),
         temp=temp,
         temp_limit=temp_limit,
@@ -67,7 +66,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
         sm_clock_max=gpu.known("sm_clock_max_mhz", reader.at_ns),
         mem_clock=reader.gauge(gpu, "mem_clock_mhz", index),
         fan=reader.gauge(gpu, "fan_pct", index),
-        pstate=None if pstate is None else int(pstate.value),
+        pstate=reader.state(gpu, "pstate"),
         duty=_duties(reader, gpu, index),
         pcie_gen=reader.last(gpu, "pcie_gen", index),
         pcie_gen_max=gpu.known("pcie_gen_max", reader.at_ns),
@@ -84,8 +83,8 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
         active=reader.gauge(gpu, "sm_active_pct", index),
         remapped_new=None if remapped is None else Observation(remapped[0], "gpu.remapped_rows_total", index, 0.0),
         mem_used_bytes=used,
-        healthy=None if healthy is None else bool(healthy.value),
-        link_up=None if link_up is None else bool(link_up.value),
+        healthy=None if healthy is None else bool(healthy),
+        link_up=None if link_up is None else bool(link_up),
         link_bytes_s=reader.gauge(gpu, "pcie_rx_bytes_s", index),
     )
 

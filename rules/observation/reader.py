@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,10 @@ FINISH_S = 60.0
 """Engines that count tokens when a request finishes need longer spans."""
 
 
+AWAY = 0.05
+"""A reading that is off its usual by less has not left it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads one pair's devices at one moment; `peers` are the usual values of pairs of the same kin."""
@@ -36,16 +39,14 @@ class Reader:
         return self.at_ns - int(look_s * SECOND)
 
     def gauge(self, device: Device, name: str, source: str = "", look_s: float = NOW_S) -> Seen:
-        readings = device.values(name, self.start(look_s), self.at_ns)
-        if not readings:
-            return None
-        return self.seen(device, name, source, statistics.median(readings), len(readings))
+        found = device.median(name, self.start(look_s), self.at_ns)
+        return None if found is None else self.seen(device, name, source, found[0], found[1])
 
     def last(self, device: Device, name: str, source: str = "", look_s: float = NOW_S) -> Seen:
         """The newest reading: for states and slow fields."""
-        readings = device.values(name, self.start(look_s), self.at_ns)
-        if readings:
-            return self.seen(device, name, source, readings[-1], len(readings))
+        newest = device.newest(name, self.start(look_s), self.at_ns)
+        if newest is not None:
+            return self.seen(device, name, source, newest, 1)
         known = device.known(name, self.at_ns)
         return None if known is None else self.seen(device, name, source, known, 1)
 
@@ -54,11 +55,22 @@ class Reader:
         low, middle, high, learned_from = self.habit(lane, source)
         return Observation(reading, lane, source, middle, low, high, learned_from, samples=samples)
 
+    def state(self, device: Device, name: str) -> int | None:
+        """The newest reading of a state, which is as it is and has no usual."""
+        newest = device.newest(name, self.start(NOW_S), self.at_ns)
+        return None if newest is None else int(newest)
+
     def seen(self, device: Device, name: str, source: str, reading: float, samples: int) -> Observation:
         lane = f"{device.measurement}.{name}"
-        low, middle, high, learned_from = self.habit(lane, source)
+        own = self.usual.range(lane, source)
+        learned_from = "history"
+        if own is None:
+            own, learned_from = self.peers.range(lane), "peers"
+            if own is None:
+                return Observation(reading, lane, source, samples=samples)
+        low, middle, high = own
         began = None
-        if middle is not None and _is_away(reading, middle):
+        if abs(reading - middle) >= AWAY * max(abs(middle), 1e-9):
             began = partial(self._left, device, name, reading, middle)
         return Observation(reading, lane, source, middle, low, high, learned_from, began, samples)
 
@@ -95,7 +107,3 @@ class Reader:
         if grown is None or grown[1] <= 0:
             return None
         return self.plain(grown[0] / grown[1] * per_s, lane, source)
-
-
-def _is_away(reading: float, middle: float) -> bool:
-    return abs(reading - middle) >= 0.05 * max(abs(middle), 1e-9)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 
 from rules.evidence import HostEvidence, Observation, RoomEvidence
 from rules.observation.reader import ROOM_S, Reader
@@ -35,7 +33,7 @@ def observe_host(reader: Reader, host: Device) -> HostEvidence:
     )
 
 
-def observe_room(reader: Reader, window: Window, pair: Pair, other_inlets: Sequence[float]) -> RoomEvidence:
+def observe_room(reader: Reader, window: Window, pair: Pair, other_inlet: float | None) -> RoomEvidence:
     node, circuit = pair.node, window.circuits.get(pair.subject.get("circuit", ""))
     thermal, power = window.devices(node, "thermal"), window.devices(node, "power")
     inlet = reader.last(thermal[-1], "inlet_c", look_s=ROOM_S) if thermal else None
@@ -45,8 +43,8 @@ def observe_room(reader: Reader, window: Window, pair: Pair, other_inlets: Seque
     return RoomEvidence(
         inlet=inlet,
         peer_inlet=None
-        if inlet is None or not other_inlets
-        else Observation(inlet.value, inlet.lane, "", statistics.median(other_inlets)),
+        if inlet is None or other_inlet is None
+        else Observation(inlet.value, inlet.lane, "", other_inlet),
         fan=reader.last(thermal[-1], "fan_pct", look_s=ROOM_S) if thermal else None,
         node_power=reader.last(power[-1], "node_w", look_s=ROOM_S) if power else None,
         node_cap=reader.last(power[-1], "cap_w", look_s=ROOM_S) if power else None,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rules.expected import PEER_SPREAD, READY, Load, Point, StepModel, expect, point_of
+from rules.triage import median_without
 
 
 def true_step(batch: float, share: float, context: float) -> float:
@@ -153,3 +155,13 @@ def test_whatever_was_seen_an_answer_is_finite_and_positive_or_honestly_none(
     else:
         assert math.isfinite(answer.step_s) and answer.step_s > 0
         assert math.isfinite(answer.spread) and answer.spread >= 0.01
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12), st.integers(0, 11))
+def test_the_median_of_the_others_is_that_of_a_list_without_one(values: list[float], place: int) -> None:
+    own = values[place % len(values)]
+    others = list(values)
+    others.remove(own)
+    expected = statistics.median(others) if others else None
+    assert median_without(sorted(values), own) == expected
+    assert median_without(sorted(values), None) == statistics.median(values)

@@ -133,3 +133,18 @@ def test_counters_times_and_masks_lose_no_digit_and_readings_keep_seven() -> Non
     assert read["throttle_reasons"] == [mask] and read["throttle_sw_power_s"] == [energy]
     assert abs(read["power_w"][0] - 612.34567) < 1e-4 and abs(read["pcie_rx_bytes_s"][0] - 1.25e10) < 1e3
     assert {device.columns[name].itemsize for name in ("power_w", "pcie_rx_bytes_s")} == {4}
+
+
+def test_a_median_is_of_the_readings_that_are_there_now() -> None:
+    window = Window()
+    host = {"node": "n1"}
+    window.add(Sample("host", host, {"cpu_pct": float(t**2)}, T0 + t * SECOND) for t in range(4))
+    (device,) = window.devices("n1", "host")
+    span = (T0 - 1, T0 + 9 * SECOND)
+    assert device.median("cpu_pct", *span) == (2.5, 4)
+    assert device.newest("cpu_pct", *span) == 9.0
+    window.add([Sample("host", host, {"load1": 2.0}, T0 + 4 * SECOND)])
+    assert (device.median("cpu_pct", *span), device.newest("cpu_pct", *span)) == ((2.5, 4), 9.0)
+    window.add([Sample("host", host, {"cpu_pct": 50.0}, T0 + 5 * SECOND)])
+    assert device.median("cpu_pct", *span) == (4.0, 5)
+    assert device.median("iowait_pct", *span) is None
