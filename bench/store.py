@@ -131,12 +131,12 @@ def measure(store: Store, url: str, gpus: int, seconds: int, end_ns: int, histor
     keeper = threading.Thread(target=keep, args=(url, stop))
     keeper.start()
     cpu = time.process_time()
-    start = time.monotonic()
+    start, live_ns = time.monotonic(), time.time_ns() // S * S  # loading has taken its time, and what is live is of now
     late = 0
     for second in range(seconds):
         for fields in state:
             wander(fields, rng)
-        tick = [sample(index, fields, end_ns + second * S) for index, fields in enumerate(state)]
+        tick = [sample(index, fields, live_ns + second * S) for index, fields in enumerate(state)]
         late += time.monotonic() - start > second + 1
         time.sleep(max(0.0, start + second - time.monotonic()))
         began = time.perf_counter()
@@ -149,7 +149,7 @@ def measure(store: Store, url: str, gpus: int, seconds: int, end_ns: int, histor
     yield f"live, {values:,} values each second, rolled up", f"{quantiles(walls)}, {late} late"
     yield "cpu of writer, its load and rolling up", f"{cpu / max(1.0, time.monotonic() - start) * 100:.0f} % of a core"
 
-    now = end_ns + seconds * S
+    now = live_ns + seconds * S
     for (question, took), (_, raw) in zip(ask_all(store, gpus, end_ns, now, history, repeat=9), before, strict=True):
         yield question, took
         if "rolled up" in question:
