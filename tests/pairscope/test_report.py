@@ -161,6 +161,37 @@ def test_the_slow_member_of_a_group_is_named_with_what_it_costs_the_group() -> N
     assert straggler(seen) is None
 
 
+def test_one_hot_card_in_each_of_three_groups_is_told_with_those_that_it_holds_up() -> None:
+    nodes = [Node(f"n{i}", seed=i) for i in range(1, 5)]
+    for node in nodes[:3]:
+        node.fault, node.at = bend(work=1.4, inlet=34), 200
+    samples = []
+    for sample in scene(nodes, 330):
+        struck = sample.measurement == "gpu" and sample.tags["gpu"] == "1" and sample.tags["node"] != "n4"
+        if struck and sample.time_ns >= T0 + 200 * SECOND:
+            hot_now = {"temp_c": 87.0, "sm_clock_mhz": 1210.0, "throttle_reasons": 0x20, "power_w": 420.0}
+            sample = Sample("gpu", sample.tags, {**sample.fields, **hot_now}, sample.time_ns)
+        samples.append(sample)
+    report = told_of(samples)
+    (incident,) = report.incidents
+    assert (incident.cause, incident.scope, dict(incident.subject)) == (Cause.THERMAL, "rack", {"rack": "r1"})
+    line = report.told[0].coupling
+    assert line is not None
+    assert {name: line.values[name] for name in ("slow", "held_up", "of", "group")} == {
+        "slow": 3,
+        "held_up": 6,
+        "of": 8,
+        "group": 2,
+    }
+    lost = 100 * (1 - 1 / 1.4)
+    assert line.values["lost_pct"] == pytest.approx(lost * 6 / 8, abs=1.5)
+    assert line.values["lost_alone_pct"] == pytest.approx(lost * 3 / 8, abs=0.8)
+    assert "3 of 8 GPUs are slow" in markdown(report, {}, "en")
+    assert "8 块 GPU 中有 3 块变慢" in markdown(report, {}, "zh")
+    assert "6 GPUs are held up" in json.dumps(as_json(report, {}, "en"))
+    assert hot().told[0].coupling is None
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_text_holds_every_part(language: str) -> None:
     report = hot()

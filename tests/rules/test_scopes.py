@@ -10,7 +10,9 @@ from rules.alerts import FIRING, AlertMachine, conditions_of
 from rules.finding import line, summary
 from rules.priors import STEP_OF
 from rules.scopes import widen
+from rules.triage import JudgeSettings, judge
 from rules.verdict import Cause, Diagnosis, Line, Status, Step, StepReport, Verdict, from_sample, to_sample
+from tests.rules.plant import Node, bend, scene
 
 SECOND = 10**9
 T0 = 1_795_960_800 * SECOND
@@ -147,3 +149,18 @@ def test_a_fleet_without_tags_shares_as_one_and_what_is_simulated_apart() -> Non
         for d in [node(f"s{i}", Cause.NETWORK, rack="", circuit="", cluster="") for i in range(2)]
     ]
     assert places([*real[:2], *tagged]) == {name: ("node", {"node": name}) for name in ("n0", "n1", "s0", "s1")}
+
+
+def test_a_deploy_that_rolls_over_the_fleet_and_slows_it_is_one_cause_of_the_cluster_by_samples() -> None:
+    nodes = [Node(f"n{i}", seed=i, rack=f"r{i % 2}") for i in range(1, 6)]
+    for place, each in enumerate(nodes[:4]):
+        each.fault, each.at = bend(version="0.32.0", work=1.4), 180 + 40 * place
+    judged = judge(scene(nodes, 370), settings=JudgeSettings(step_s=10.0))
+    found = {d.subject["node"]: d for d in judged}
+    assert not found["n5"].verdicts
+    for name in ("n1", "n2", "n3", "n4"):
+        verdict = found[name].verdicts[0]
+        assert (verdict.cause, verdict.scope) == (Cause.SOFTWARE, "cluster"), name
+        where = verdict.evidence[0].values
+        assert (where["nodes"], where["of"], where["where"]) == (4, 4, "n1, n2, n3, n4")
+    assert len(conditions_of(judged, 0.3)) == 1
