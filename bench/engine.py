@@ -2,6 +2,7 @@
 
 python bench/engine.py
 python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
+python bench/engine.py --ab paged,batching,chunked,prefix
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
+from bench import engine_ab
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
@@ -65,6 +67,8 @@ class Conditions:
 
 def main() -> int:
     wanted = _arguments()
+    if wanted.ab:
+        return engine_ab.report(wanted.ab, wanted.model, wanted.scale, wanted.repeats, wanted.json)
     path = find_model(wanted.model)
     load_before = os.getloadavg()[0]
     say = (lambda line: print(line, file=sys.stderr)) if wanted.json else print
@@ -107,6 +111,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", default=64, type=int, help="output tokens of each stream (default: %(default)s)")
     parser.add_argument("--repeats", default=3, type=int, help="runs of each kind, in turns (default: %(default)s)")
     parser.add_argument("--kv-blocks", default=1024, type=int, help="KV blocks of the engine (default: %(default)s)")
+    parser.add_argument(
+        "--ab", type=engine_ab.names, help="compare ways of the engine instead: " + ",".join(engine_ab.COMPARISONS)
+    )
+    parser.add_argument("--scale", default=1.0, type=float, help="size of the work of --ab (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser.parse_args()
 
