@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
@@ -16,14 +15,13 @@ from engine.checkpoints.find import find_model, open_checkpoint
 from engine.contiguous import ContiguousPool
 from engine.core import Engine
 from engine.kvstore import KVStore, bytes_per_token
-from engine.linear import Packed, Plain
-from engine.loader import load_decoder
 from engine.modelconfig import ModelConfig
 from engine.probe import measure_peaks
 from engine.queue import POLICIES
 from engine.request import Request, Sampling
 from engine.runner import Runner, cost_of
 from engine.scheduler import Batching, Scheduler
+from engine.scheme import SchemeLoader
 from engine.settings import EngineSettings, SettingsError
 from engine.stats import EngineStats
 from engine.threads import ThreadChooser, usable_cores
@@ -44,18 +42,24 @@ class Assembled:
 
 
 def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], None]) -> Assembled:
-    """A warm engine. ModelNotFound, UnsupportedModel and SettingsError are the user's to mend; anything else is a defect."""
+    """A warm engine. ModelNotFound, UnsupportedModel, PoorQuality and SettingsError are the user's to mend; anything else is a defect."""
     progress("weights", 0.0)
-    checkpoint = open_checkpoint(Path(find_model(settings.model)))
+    path = find_model(settings.model)
+    checkpoint = open_checkpoint(path)
     config = checkpoint.config
     device = choose_device(settings.device)
+    if device.type != "cpu" and settings.quantize not in ("none", "auto"):
+        raise SettingsError(f"quantize is {settings.quantize!r}: weights are quantised on CPU only; use none or auto")
     dtype = choose_dtype(settings.dtype, config, device)
     context = min(config.context, settings.max_context or config.context)
     tokenizer = checkpoint.tokenizer()
     threads = min(settings.threads, usable_cores()) if settings.threads else usable_cores()
     torch.set_num_threads(threads)
     with torch.inference_mode():
-        decoder = load_decoder(checkpoint, dtype, device, context, lambda done: progress("weights", done), log)
+        loader = SchemeLoader(checkpoint, path, dtype, device, context, settings.quantize_group, progress, log)
+        loaded = loader.load(settings.quantize)
+        decoder = loaded.decoder
+        del loader  # and with it full weights that were only compared with
         progress("cache", 0.0)
         int8 = settings.kv_dtype == "int8"
         token_bytes = bytes_per_token(config, dtype, int8)
@@ -63,8 +67,7 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
         host_blocks = choose_host_blocks(settings, token_bytes)
         cache = KVStore(config, num_blocks, settings.block_size, dtype, device, int8, host_blocks)
         progress("probe", 0.0)
-        kernel = Packed if isinstance(decoder.head, Packed) else Plain
-        peaks = measure_peaks(kernel, dtype, device)
+        peaks = measure_peaks(loaded.choice.kernel, dtype, device)
     log(f"peak: {peaks.flops_per_s / 1e9:.0f} GFLOP/s, {peaks.bytes_per_s / 1e9:.1f} GB/s")
     # A request never outgrows the pool, so that the last one running can always finish.
     context = min(context, num_blocks * settings.block_size)

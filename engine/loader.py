@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from engine.checkpoints.interface import Checkpoint
-from engine.linear import Kernel, Linear, choose_kernel
+from engine.linear import Kernel, Linear
 from engine.model import Decoder, Layer
 from engine.modelconfig import ModelConfig, UnsupportedModel
 
@@ -21,13 +21,14 @@ def load_decoder(
     device: torch.device,
     context: int,
     progress: Progress,
-    log: Callable[[str], None],
+    kernel: Kernel,
 ) -> Decoder:
-    """Read all weights. `progress` hears 0..1. UnsupportedModel names a tensor that is missing or has another shape."""
+    """Read all weights, for products by `kernel`. `progress` hears 0..1. UnsupportedModel names a tensor that is missing or
+    has another shape.
+    """
     config = checkpoint.config
     source = _Source(checkpoint, dtype, device)
     embedding = source.take("model.embed_tokens.weight", (config.vocab, config.hidden))
-    kernel = choose_kernel(_gate_up(source, config, 0)[0], log)
     layers = []
     for number in range(config.num_layers):
         layers.append(_layer(source, config, number, kernel))
@@ -38,6 +39,11 @@ def load_decoder(
     decoder = Decoder(config, embedding, layers, norm, kernel(head, None), context)
     progress(1.0)
     return decoder
+
+
+def trial_weight(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A weight of the model to try kernels with. UnsupportedModel when it is missing or has another shape."""
+    return _gate_up(_Source(checkpoint, dtype, device), checkpoint.config, 0)[0]
 
 
 class _Source:

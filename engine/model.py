@@ -58,25 +58,23 @@ class Decoder:
 
     def forward(self, batch: Batch, cache: KVStore) -> Tensor:
         """The step's token ids -> [tokens, hidden]; writes K and V of these tokens into the cache."""
-        config = self.config
-        width, eps = (config.hidden,), config.norm_eps
+        config, eps = self.config, self.config.norm_eps
         x = F.embedding(batch.ids, self.embedding)
         turn = self.rotations[batch.positions].unsqueeze(1)
         for number, layer in enumerate(self.layers):
-            qkv = layer.qkv(F.rms_norm(x, width, layer.attention_norm, eps))
+            qkv = layer.qkv.normed(x, layer.attention_norm, eps)
             rotate_(qkv, turn, config.num_heads + config.num_kv_heads, config.head_dim)
             kept = cache.layers[number]
             kept.write(batch.slots, qkv[: batch.tokens, config.q_width :])
             x = layer.attention_out.plus(self.attention(batch, qkv, kept), x)
-            gate, up = layer.gate_up(F.rms_norm(x, width, layer.mlp_norm, eps)).chunk(2, dim=-1)
-            x = layer.down.plus(F.silu(gate).mul_(up), x)
+            x = layer.down.gated_plus(layer.gate_up.normed(x, layer.mlp_norm, eps), x)
         return x[: batch.tokens]
 
     def logits(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]"""
         rows = x.shape[0]
-        x = F.rms_norm(x, (self.config.hidden,), self.norm, self.config.norm_eps)
-        return self.head(F.pad(x, (0, 0, 0, self.head.padded(rows) - rows)))[:rows]
+        x = F.pad(x, (0, 0, 0, self.head.padded(rows) - rows))
+        return self.head.normed(x, self.norm, self.config.norm_eps)[:rows]
 
 
 def rotations(config: ModelConfig, context: int, device: torch.device) -> Tensor:

@@ -29,8 +29,8 @@ def measure_peaks(kernel: Kernel, dtype: torch.dtype, device: torch.device, budg
     read_s = _best_s(large.sum, device, budget_s / 3)
     wide = kernel(large, None)
     row = torch.ones(1, 2048, dtype=dtype, device=device)
-    read_s = min(read_s, _best_s(lambda: wide(row), device, budget_s / 3))
-    return Peaks(flops_per_s, size / read_s)
+    product_s = _best_s(lambda: wide(row), device, budget_s / 3)
+    return Peaks(flops_per_s, max(size / read_s, wide.nbytes / product_s))
 
 
 def _best_s(run: Callable[[], object], device: torch.device, budget_s: float) -> float:

@@ -23,6 +23,7 @@ from engine.checkpoints.find import ModelNotFound, find_model, name_of
 from engine.endpoints import Endpoints
 from engine.metrics import EngineMetrics
 from engine.modelconfig import UnsupportedModel
+from engine.quality import PoorQuality
 from engine.service import EngineService, LoadingStopped, load_in_thread
 from engine.settings import EngineSettings, SettingsError, check
 from engine.threads import calm_openmp
@@ -167,6 +168,8 @@ class EngineServer:
             _complain(say(error.key, self.language, **error.values))
         elif isinstance(error, UnsupportedModel):
             _complain(say("engine.model.unusable", self.language, model=self.settings.model, reason=reason))
+        elif isinstance(error, PoorQuality):
+            _complain(say("engine.quantize.refused", self.language, **error.quality.figures()))
         elif isinstance(error, SettingsError):
             _complain(say("engine.start.bad_setting", self.language, reason=reason))
         else:

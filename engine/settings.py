@@ -24,6 +24,8 @@ class EngineSettings:
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     dtype: str = "auto"  # auto, float32, bfloat16, float16; auto is float32 on CPU, the checkpoint's on CUDA
+    quantize: str = "none"  # weights: none, int8, int4, auto (the fastest that this model bears; CPU only)
+    quantize_group: int = 32  # int4: weights that share a range: 32, 64, 128
     threads: int = 0  # CPU threads at most; 0: all cores that this process may use
 
     max_seqs: int = 32  # sequences in one step at most
@@ -113,5 +115,9 @@ def check(settings: EngineSettings) -> None:
         value = getattr(settings, name)
         if value not in choices:
             raise SettingsError(f"{name} is {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}")
+    if settings.quantize not in ("none", "int8", "int4", "auto"):
+        raise SettingsError(f"quantize is {settings.quantize!r}: choose none, int8, int4 or auto")
+    if settings.quantize_group not in (32, 64, 128):
+        raise SettingsError(f"quantize_group is {settings.quantize_group}: choose 32, 64 or 128")
     if settings.device.split(":")[0] not in ("auto", "cpu", "cuda"):
         raise SettingsError(f"device is {settings.device!r}: choose auto, cpu, cuda or cuda:N")

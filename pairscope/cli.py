@@ -29,6 +29,7 @@ from agent.simulator.settings import SimulatorSettings
 from agent.sweep import sweep
 from dashboard.settings import DashboardSettings
 from engine.settings import EngineSettings
+from engine.threads import calm_openmp
 from pairscope import __version__, doctor, pausing, traffic, up
 from pairscope import store as storing
 from pairscope.cli_drill import drill_command
@@ -367,22 +368,25 @@ def engine_command(
     model: Annotated[str | None, typer.Option(metavar="DIR|FILE|NAME", help=t("model"))] = None,
     host: Annotated[str | None, typer.Option(help=t("engine.host"))] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("engine.port"))] = None,
+    quantize: Annotated[str | None, typer.Option(metavar="none|int8|int4|auto", help=t("engine.quantize"))] = None,
+    check_quality: Annotated[bool, typer.Option("--check-quality", help=t("engine.check_quality"))] = False,
     config: ConfigOption = None,
     lang: LangOption = None,
 ) -> None:
     with one_line_for_mistakes():
-        configuration = gather(
-            config,
-            overrides(state_dir=None, store=None, lang=lang, engine={"model": model, "host": host, "port": port}),
-            lang,
-        )
+        given = {"model": model, "host": host, "port": port, "quantize": quantize}
+        configuration = gather(config, overrides(state_dir=None, store=None, lang=lang, engine=given), lang)
         made = settings(configuration, "engine", EngineSettings, **shared(configuration))
+        calm_openmp()
         try:
-            from engine import server
+            if check_quality:
+                from engine.qualitycheck import check_quality as run
+            else:
+                from engine.server import run
         except ModuleNotFoundError as error:
             raise Refused(t("extra_missing", module=error.name, extra="engine")) from None
         logs.to_stderr()
-        raise typer.Exit(server.run(made))
+        raise typer.Exit(run(made))
 
 
 @app.command("triage", help=t("triage.about"), epilog=t("triage.example"))

@@ -15,7 +15,7 @@ from engine.batch import build
 from engine.blocks import BlockPool
 from engine.checkpoints.find import open_checkpoint
 from engine.kvstore import KVStore
-from engine.linear import Packed, Plain
+from engine.linear import Kernel, Packed, Plain
 from engine.loader import load_decoder
 from engine.model import Decoder
 from engine.modelconfig import UnsupportedModel
@@ -44,10 +44,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def load(folder: Path) -> Decoder:
+def load(folder: Path, kernel: Kernel = Plain) -> Decoder:
     checkpoint = open_checkpoint(folder)
     with torch.inference_mode():
-        return load_decoder(checkpoint, torch.float32, torch.device("cpu"), 512, lambda done: None, lambda line: None)
+        return load_decoder(checkpoint, torch.float32, torch.device("cpu"), 512, lambda done: None, kernel)
 
 
 def logits_of(decoder: Decoder, tokens: list[int], chunks: list[int], beside: list[int]) -> torch.Tensor:
@@ -147,14 +147,11 @@ def test_a_missing_and_a_misshapen_tensor_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_without_packed_kernels_the_results_are_the_same_within_rounding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_packed_kernels_the_results_are_the_same_within_rounding(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, seed=2, model_type="qwen2")
     tokens = list(range(60))
-    chosen = logits_of(load(folder), tokens, [60], [1])
-    monkeypatch.setattr("engine.loader.choose_kernel", lambda sample, log: Plain)
-    torch.testing.assert_close(logits_of(load(folder), tokens, [60], [1]), chosen, rtol=1e-4, atol=1e-4)
+    chosen = logits_of(load(folder, Packed), tokens, [60], [1])
+    torch.testing.assert_close(logits_of(load(folder, Plain), tokens, [60], [1]), chosen, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -166,7 +163,7 @@ def test_a_step_stays_on_the_models_device(tmp_path: Path, dtype: torch.dtype) -
     for id, length in (("a", 3), ("b", 50), ("c", 9)):
         scheduler.add(Request(id, [1] * length, Sampling(), 0.0))
     with torch.inference_mode():
-        decoder = load_decoder(checkpoint, dtype, device, 512, lambda done: None, lambda line: None)
+        decoder = load_decoder(checkpoint, dtype, device, 512, lambda done: None, Plain)
         cache = KVStore(checkpoint.config, 64, 16, dtype, device)
         shapes = []
         for _ in range(4):
@@ -186,9 +183,7 @@ def test_half_precision_runs_on_cpu_and_is_near(tmp_path: Path) -> None:
     tokens = list(range(30))
     exact = logits_of(load(folder), tokens, [30], [1])
     with torch.inference_mode():
-        half = load_decoder(
-            open_checkpoint(folder), torch.bfloat16, torch.device("cpu"), 512, lambda done: None, lambda line: None
-        )
+        half = load_decoder(open_checkpoint(folder), torch.bfloat16, torch.device("cpu"), 512, lambda done: None, Plain)
         cache = KVStore(half.config, 8, 16, torch.bfloat16, torch.device("cpu"))
         scheduler = Scheduler(BlockPool(8, 16), FirstCome(), 1, 64, 256)
         scheduler.add(Request("a", tokens, Sampling(), 0.0))
@@ -197,9 +192,10 @@ def test_half_precision_runs_on_cpu_and_is_near(tmp_path: Path) -> None:
 
 
 def test_padded_numbers_of_rows_are_few_and_never_too_small() -> None:
-    padded = [Packed.padded(rows) for rows in range(1, 2049)]
+    packed = Packed(torch.zeros(8, 8))
+    padded = [packed.padded(rows) for rows in range(1, 2049)]
     assert all(more >= rows for rows, more in enumerate(padded, start=1))
     assert padded[:16] == list(range(1, 17))
     assert len(set(padded[:256])) == 16 + 4 + 7
     assert max(more / rows for rows, more in enumerate(padded, start=1) if rows > 64) < 1.5
-    assert [Plain.padded(rows) for rows in (1, 17, 300)] == [1, 17, 300]
+    assert [Plain(torch.zeros(8, 8)).padded(rows) for rows in (1, 17, 300)] == [1, 17, 300]

@@ -1,0 +1,125 @@
+"""From the setting `quantize` to a loaded decoder: which scheme, by which kernel, and whether the model bears it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from engine.checkpoints.interface import Checkpoint
+from engine.divergence import measure
+from engine.kernelchoice import Choice, choose_kernel, told
+from engine.loader import load_decoder, trial_weight
+from engine.model import Decoder
+from engine.quality import PoorQuality, Quality, QualityCache, fingerprint, text
+
+WORTH = 1.3
+"""`auto` quantises only where products become so many times as fast: below that it is not worth any loss."""
+
+Progress = Callable[[str, float], None]
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    decoder: Decoder
+    choice: Choice
+    quality: Quality | None = None  # None: full weights
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A scheme on this model: what it costs beside what it yields."""
+
+    loaded: Loaded
+    quality: Quality
+
+    def line(self) -> str:
+        quality = self.quality
+        return (
+            f"{quality.scheme} against full weights: {told(self.loaded.choice.speedups)}; perplexity {quality.perplexity:.2f} "
+            f"({quality.full_perplexity:.2f}, {quality.perplexity_pct:+.2f} %), KL {quality.kl:.4f}, "
+            f"likeliest token equal {100 * quality.top1:.1f} %, {quality.tokens} tokens"
+        )
+
+
+class SchemeLoader:
+    """Loads one checkpoint with full or quantised weights. Full ones are loaded once, and only if something needs them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        path: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        context: int,
+        group: int,
+        progress: Progress,
+        log: Log,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._path = path
+        self._dtype, self._device = dtype, device
+        self._context = context
+        self._group = group
+        self._progress, self._log = progress, log
+
+    @cached_property
+    def full(self) -> Loaded:
+        return self._load(self.choice("none"))
+
+    @cached_property
+    def _sample(self) -> torch.Tensor:
+        return trial_weight(self._checkpoint, self._dtype, self._device)
+
+    def choice(self, scheme: str) -> Choice:
+        """The fastest kernel of a scheme here."""
+        return choose_kernel(self._sample, self._log, scheme, self._group)
+
+    def load(self, wanted: str) -> Loaded:
+        """With the scheme that is wanted. PoorQuality when this model doesn't bear it; `auto` takes the fastest that it bears."""
+        if wanted == "none" or (wanted == "auto" and self._device.type != "cpu"):
+            return self.full
+        if wanted != "auto":
+            checked = self.check(wanted, self.choice(wanted))
+            if not checked.quality.passes:
+                raise PoorQuality(checked.quality)
+            return checked.loaded
+        choices = {scheme: self.choice(scheme) for scheme in ("int8", "int4")}
+        for scheme in sorted(choices, key=lambda scheme: -choices[scheme].speedup):
+            if choices[scheme].speedup >= WORTH:
+                checked = self.check(scheme, choices[scheme])
+                if checked.quality.passes:
+                    return checked.loaded
+        self._log("auto: full weights, as no scheme is both worth it and good enough")
+        return self.full
+
+    def check(self, scheme: str, choice: Choice, anew: bool = False) -> Checked:
+        """Load with a scheme and say its quality: as remembered for this checkpoint and kernel, or measured."""
+        loaded = self._load(choice)
+        how = f"{scheme} {self._group} {choice.name} {self._dtype}"
+        cache = QualityCache(fingerprint(self._path))
+        quality = None if anew else cache.get(scheme, how)
+        if quality is None:
+            tokens = self._checkpoint.tokenizer().encode(text())
+            quality = measure(
+                scheme, self.full.decoder, loaded.decoder, tokens, lambda done: self._progress("quality", done)
+            )
+            cache.put(quality, how)
+        checked = Checked(Loaded(loaded.decoder, choice, quality), quality)
+        self._log(checked.line())
+        return checked
+
+    def _load(self, choice: Choice) -> Loaded:
+        decoder = load_decoder(
+            self._checkpoint,
+            self._dtype,
+            self._device,
+            self._context,
+            lambda done: self._progress("weights", done),
+            choice.kernel,
+        )
+        return Loaded(decoder, choice)

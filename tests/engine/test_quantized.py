@@ -1,0 +1,248 @@
+"""Quantised weights: the numbers stand for the weights, every product is the reference's, and a row is nobody else's business."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.kernelchoice import choose_kernel
+from engine.kernels import build
+from engine.kernels.native import Kernels, kernels
+from engine.linear import Linear, Plain
+from engine.quantized import Compiled, Int4, Int8, Quantised, TorchInt4, TorchInt8, Widened, grouped
+
+SHAPES = ((1, 1), (3, 31), (16, 32), (17, 33), (40, 576), (50, 1000))
+"""Outputs and inputs: below, at and beyond a block of outputs, a group of inputs."""
+ROWS = (1, 2, 3, 7, 8, 9, 64)
+
+
+def weight_of(outputs: int, inputs: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(outputs * 1000 + inputs)
+    return torch.randn(outputs, inputs, generator=generator) * 0.1 + 0.02
+
+
+def activations(rows: int, inputs: int) -> torch.Tensor:
+    """With one outlier a row that is thousands of times as large as the rest."""
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows))
+    x[:, inputs // 2] *= 5000
+    return x
+
+
+def schemes(weight: torch.Tensor) -> list[Quantised]:
+    return [Int8.of(weight), *(Int4.of(weight, group) for group in (32, 64, 128))]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["AVX2", "AVX-512"])
+def compiled(request: pytest.FixtureRequest) -> Kernels:
+    """At each level of instructions that this processor has."""
+    try:
+        made = Kernels(build.load(lambda line: None), request.param)
+    except build.NoKernels as reason:
+        pytest.skip(str(reason))
+    if made.level != request.param:
+        pytest.skip("this processor has no AVX-512 VNNI")
+    return made
+
+
+def exactly(x: torch.Tensor, quantised: Quantised, bias: torch.Tensor) -> torch.Tensor:
+    return grouped(x).double() @ quantised.full().double().T + bias.double()
+
+
+def near(got: torch.Tensor, expected: torch.Tensor, share: float) -> bool:
+    return float(torch.dist(got.double(), expected.double())) <= share * float(expected.double().norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_compiled_products_are_the_exact_ones_within_rounding(compiled: Kernels, shape: tuple[int, int]) -> None:
+    weight, bias = weight_of(*shape), torch.arange(shape[0]) / 7
+    for quantised, rows in itertools.product(schemes(weight), ROWS):
+        x = activations(rows, shape[1])
+        assert near(Compiled(compiled, quantised, bias)(x), exactly(x, quantised, bias), 1e-6)
+
+
+@pytest.mark.parametrize("inputs", [33, 96])
+def test_norm_gate_and_residual_in_one_pass_are_those_of_torch(compiled: Kernels, inputs: int) -> None:
+    weight, bias = weight_of(21, inputs), torch.arange(21) / 7
+    norm = torch.linspace(-1, 2, inputs)
+    for quantised in schemes(weight):
+        one, apart = Compiled(compiled, quantised, bias), Widened(Plain, quantised, bias)
+        x, gate_up = activations(5, inputs), torch.randn(5, 2 * inputs) * 3
+        # a number on the edge between two steps may fall to either side
+        assert near(one.normed(x, norm, 1e-5), apart.normed(x, norm, 1e-5), 2e-4)
+        residual = torch.arange(105.0).view(5, 21)
+        assert near(one.gated_plus(gate_up, residual.clone()), apart.gated_plus(gate_up, residual.clone()), 2e-4)
+        assert near(one.plus(x, residual.clone()), apart.plus(x, residual.clone()), 1e-6)
+
+
+def test_silu_is_right_for_gates_of_any_size(compiled: Kernels) -> None:
+    gates = torch.cat([torch.linspace(-100, 100, 1001), torch.tensor([-1e4, 1e4, 0.0])])
+    ones = Compiled(compiled, Int8.of(torch.ones(1, 1)), None)
+    got = torch.cat([ones.gated_plus(torch.tensor([[float(gate), 1.0]]), torch.zeros(1, 1)) for gate in gates])[:, 0]
+    torch.testing.assert_close(got, torch.nn.functional.silu(gates), rtol=1e-6, atol=1e-33)
+
+
+def test_a_row_does_not_depend_on_the_others_nor_on_threads(compiled: Kernels) -> None:
+    for quantised in schemes(weight_of(50, 200)):
+        linear = Compiled(compiled, quantised, None)
+        x = activations(19, 200)
+        together = linear(x)
+        assert all(torch.equal(linear(x[row : row + 1])[0], together[row]) for row in range(19))
+        threads = torch.get_num_threads()
+        try:
+            for number in (1, 2, 3):
+                torch.set_num_threads(number)
+                assert torch.equal(linear(x), together)
+        finally:
+            torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("inputs", [64, 256])
+def test_without_a_compiler_results_are_equal_within_rounding(inputs: int) -> None:
+    weight, bias = weight_of(32, inputs), torch.arange(32) / 7
+    eight, four = Int8.of(weight), Int4.of(weight, 32)
+    plain: list[tuple[Linear, Quantised, float]] = [
+        (Widened(Plain, eight, bias), eight, 1e-6),
+        (Widened(Plain, four, bias), four, 1e-6),
+        (TorchInt8(eight, bias), eight, 2e-2),
+        (TorchInt4(four, bias), four, 2e-2),
+    ]
+    for linear, quantised, share in plain:
+        for rows in ROWS:
+            x = torch.randn(rows, inputs)
+            assert near(linear(x), exactly(x, quantised, bias), share)
+
+
+def test_half_precision_goes_in_and_comes_out(compiled: Kernels) -> None:
+    linear = Compiled(compiled, Int8.of(weight_of(16, 64)), None)
+    x = torch.randn(3, 64).bfloat16()
+    assert linear(x).dtype is torch.bfloat16
+    assert near(linear(x).float(), linear(x.float()), 1e-2)
+
+
+def test_eight_bits_lie_within_half_a_step_and_zeros_stay_zeros() -> None:
+    weight = weight_of(40, 100)
+    weight[3] = 0
+    quantised = Int8.of(weight)
+    assert bool(((quantised.full() - weight).abs() <= 0.5001 * quantised.scale.unsqueeze(1)).all())
+    assert float(quantised.full()[3].abs().max()) == 0
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_four_bits_lie_within_half_a_step_of_their_group(group: int) -> None:
+    weight = weight_of(40, 250)
+    weight[5, :group] = 0.25
+    quantised = Int4.of(weight, group)
+    steps = quantised.step.float().repeat_interleave(group, dim=1)[:, :250]
+    assert bool(((quantised.full() - weight).abs() <= 0.5001 * steps + 2e-4).all())
+    assert torch.equal(quantised.full()[5, :group], weight[5, :group])
+
+
+def test_bytes_are_those_of_the_packed_weights(compiled: Kernels) -> None:
+    weight = weight_of(64, 256)
+    assert Compiled(compiled, Int8.of(weight), None).nbytes == 64 * 256 + 64 * 4
+    assert Compiled(compiled, Int4.of(weight, 32), None).nbytes == 64 * 256 // 2 + 64 * 8 * 4
+    assert Compiled(compiled, Int4.of(weight, 128), None).nbytes == 64 * 256 // 2 + 64 * 2 * 4
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+def test_the_chosen_kernel_is_one_that_agrees_with_the_scheme(scheme: str) -> None:
+    weight, lines = weight_of(96, 64), list[str]()
+    choice = choose_kernel(weight, lines.append, scheme)
+    x = torch.randn(4, 64)
+    expected = {"none": weight, "int8": Int8.of(weight).full(), "int4": Int4.of(weight, 32).full()}[scheme]
+    assert near(choice.kernel(weight, None)(x), x @ expected.T, 3e-2)
+    assert choice.name in lines[-1] and "x at 1, " in lines[-1]
+    assert all(speedup > 0 for speedup in choice.speedups)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pairscope"
+
+
+def compiler_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    fake = tmp_path / "compiler"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+
+
+def test_a_compiler_that_fails_costs_one_line_and_leaves_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for script in ("echo 'x.cpp:1: error: no such thing' >&2; exit 1", "exit 0"):
+        compiler_that(tmp_path, monkeypatch, script)
+        lines: list[str] = []
+        assert kernels(lines.append) is None
+        assert len([line for line in lines if line.startswith("no compiled kernels")]) == 1
+        assert [path for path in cache.iterdir() if path.stat().st_size] == []
+
+
+def test_without_a_compiler_the_reason_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    lines: list[str] = []
+    assert kernels(lines.append) is None
+    assert lines == [
+        "no compiled kernels, torch's own operators instead: no C++ compiler (g++ or clang++) on this machine"
+    ]
+
+
+def test_a_built_library_is_used_again_and_a_damaged_one_is_built_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Path] = []
+    compile_: Callable[[str, bytes, Path], None] = build._compile
+
+    def counted(compiler: str, source: bytes, library: Path) -> None:
+        if built:
+            shutil.copy(built[0], library)
+        else:
+            compile_(compiler, source, library)
+        built.append(library)
+
+    monkeypatch.setattr(build, "_compile", counted)
+    try:
+        build.load(lambda line: None)
+    except build.NoKernels as reason:
+        pytest.skip(str(reason))
+    build.load(lambda line: None)
+    assert len(built) == 1
+    (library,) = cache.iterdir()
+    assert not library.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # in another folder: a library that this process has loaded is not read again
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    damaged = build.own_folder(build.cache_folder()) / library.name
+    damaged.write_bytes(b"\x7fELF and no more")
+    build.load(lambda line: None)
+    assert built == [library, damaged]
+
+
+def test_a_folder_that_others_can_write_is_not_used(cache: Path, tmp_path: Path) -> None:
+    build.own_folder(cache)
+    cache.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write"):
+        build.own_folder(cache)
+    cache.chmod(0o700)
+    build.own_folder(cache)
+    tmp_path.chmod(0o777)  # without the sticky bit anybody may put another folder in its place
+    with pytest.raises(PermissionError, match="others can write"):
+        build.own_folder(cache)
+    tmp_path.chmod(0o700)
+
+
+def test_the_cache_follows_systemd_then_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    monkeypatch.setenv("CACHE_DIRECTORY", os.pathsep.join(("/a", "/b")))
+    assert build.cache_folder() == Path("/a")
+    monkeypatch.delenv("CACHE_DIRECTORY")
+    assert build.cache_folder() == Path("/x/pairscope")
