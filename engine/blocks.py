@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 EVICTED_SHARE = 16
 """When no blank block is left, a sixteenth of the pool is evicted at once: blocks of one old sequence come back together, and
 a sequence that grows gets neighbours again. One at a time would hand them out in falling order, which attention must gather."""
+
+_FREE_RUN = re.compile(rb"\x00+")
 
 
 class OutOfBlocks(RuntimeError):
@@ -67,7 +70,7 @@ class BlockPool:
     @property
     def free_run(self) -> int:
         """Blocks of the longest run of free neighbours: what an allocator that needs one piece could still give."""
-        return max(map(len, self._taken.split(b"\x01")))
+        return max((run.end() - run.start() for run in _FREE_RUN.finditer(self._taken)), default=0)
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks a sequence of `num_tokens` tokens holds."""
@@ -111,9 +114,12 @@ class BlockPool:
     # -- known prefixes -----------------------------------------------------------------------------------------------
 
     def name(self, block: int, key: bytes) -> None:
-        """From now on this taken block can be found by `key`, unless another one can already."""
-        if self._named.setdefault(key, block) == block:
+        """From now on this taken block can be found by `key`, unless another one can already. A block keeps its first name: full
+        blocks don't change while they are taken.
+        """
+        if block not in self._names and key not in self._named:
             self._names[block] = key
+            self._named[key] = block
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks named so, up to the first key that no block has."""
