@@ -31,7 +31,6 @@ class Observation:
     usual_high: float | None = None
     usual_from: str = ""
     began: Callable[[], int | None] | None = field(default=None, repr=False, compare=False)
-    samples: int = 1
     relative: bool = False  # the value is itself a ratio against usual, which is 1: the unit of the field is not known
 
     @property

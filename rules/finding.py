@@ -101,6 +101,19 @@ class Effect:
 
 def effect_of(evidence: Evidence, bar: Bar) -> Effect:
     """Whether the pair is slow: in output, or in each unit of work, held over two of three spans. A young engine is never slow."""
+    known = _latest.get("effect")
+    if known is not None and known[0] is evidence and known[1] == bar.held:
+        return known[2]
+    effect = _effect(evidence, bar)
+    _latest["effect"] = evidence, bar.held, effect
+    return effect
+
+
+_latest: dict[str, tuple[Evidence, frozenset[Cause], Effect]] = {}
+"""The last answer: every rule asks it of the pair that is being judged."""
+
+
+def _effect(evidence: Evidence, bar: Bar) -> Effect:
     output = evidence.output
     if evidence.told:
         return _told_effect(evidence)

@@ -103,7 +103,7 @@ class Device:
         self.texts: dict[str, str] = {}
         self._known: dict[str, tuple[int, float]] = {}
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}  # of times already looked up, to rows
-        self._medians: dict[tuple[str, int, int], tuple[float, int] | None] = {}  # already worked out
+        self._medians: dict[tuple[str, int, int], float | None] = {}  # already worked out
 
     def add(self, time_ns: int, fields: Mapping[str, Value]) -> None:
         """One row; the same time again merges into the last row, an older time is let go."""
@@ -163,6 +163,8 @@ class Device:
         column, (low, high) = self.columns[field], rows
         seconds = (self.times[high - 1] - self.times[low]) / SECOND
         first, last = column[low], column[high - 1]
+        if first == last:
+            return 0.0, seconds  # it stood: nearly all counters of faults do
         part = column[low:high]
         if first == min(part) and last == max(
             part
@@ -181,17 +183,17 @@ class Device:
             return [value for value in part if value == value]
         return part
 
-    def median(self, field: str, start_ns: int, end_ns: int) -> tuple[float, int] | None:
-        """(median of the readings, how many): worked out once, since all engines of a node ask the same of its host."""
+    def median(self, field: str, start_ns: int, end_ns: int) -> float | None:
+        """Of the readings in the span: worked out once, since all engines of a node ask the same of its host."""
         key = (field, start_ns, end_ns)
         if key in self._medians:
             return self._medians[key]
         readings = self.values(field, start_ns, end_ns)
         count = len(readings)
-        found: tuple[float, int] | None = None
+        found: float | None = None
         if count:
             readings.sort()
-            found = (readings[count // 2] + readings[(count - 1) // 2]) / 2, count
+            found = (readings[count // 2] + readings[(count - 1) // 2]) / 2
         if self.measurement not in OF_ONE_PAIR:
             if len(self._medians) >= MOST_MEDIANS:
                 self._medians.clear()

@@ -72,7 +72,7 @@ def _prompt_share(reader: Reader, engine: Device) -> Seen:
         return None
     computed = 1 - (prefix_hit(engine, reader.start(NOW_S), reader.at_ns) or 0.0)
     share = computed * (sum(into) / len(into)) / (sum(out) / len(out))
-    return reader.plain(share, "engine.prompt_tokens_per_s", "share", len(into))
+    return reader.plain(share, "engine.prompt_tokens_per_s", "share")
 
 
 def _is_blind(reader: Reader, engine: Device) -> bool:

@@ -46,7 +46,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
     used, total = reader.gauge(gpu, "mem_used_bytes", index), gpu.known("mem_total_bytes", reader.at_ns)
     free = None
     if used is not None and total is not None:
-        free = Observation(total - used.value, "gpu.mem_used_bytes", f"{index}.free", samples=used.samples)
+        free = Observation(total - used.value, "gpu.mem_used_bytes", f"{index}.free")
     return GpuEvidence(
         index=index,
         age_s=(reader.at_ns - gpu.last_ns) / SECOND if gpu.last_ns else math.inf,
@@ -117,7 +117,7 @@ def _margin(
         if seen is not None and limit is not None
     ]
     if margins:
-        return reader.seen(gpu, "temp_margin_c", index, min(margins), temp.samples if temp else 1)
+        return reader.seen(gpu, "temp_margin_c", index, min(margins))
     return reader.gauge(gpu, "temp_margin_c", index)
 
 
@@ -131,7 +131,7 @@ def _duties(reader: Reader, gpu: Device, index: str) -> dict[str, Observation]:
     for name in JUDGED_BITS:
         bit = BITS[name]
         share = (sum(1 for mask in now if mask & bit) / len(now) if flown & bit else 0.0) if now else None
-        lane, samples = "gpu.throttle_reasons", len(now)
+        lane = "gpu.throttle_reasons"
         for counter in COUNTERS.get(name, "").split():
             grown = reader.growth(gpu, counter, NOW_S)
             if grown is not None and grown[1] > 0:
@@ -143,7 +143,7 @@ def _duties(reader: Reader, gpu: Device, index: str) -> dict[str, Observation]:
         source = f"{index}.{name}"
         low, middle, high, learned_from = reader.habit("gpu.throttle_reasons", source)
         since = partial(_masked_since, reader, gpu, bit, share) if share > 0.05 else None
-        found[name] = Observation(share, lane, source, middle, low, high, learned_from, since, samples)
+        found[name] = Observation(share, lane, source, middle, low, high, learned_from, since)
     return found
 
 

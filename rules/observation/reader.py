@@ -40,39 +40,39 @@ class Reader:
 
     def gauge(self, device: Device, name: str, source: str = "", look_s: float = NOW_S) -> Seen:
         found = device.median(name, self.start(look_s), self.at_ns)
-        return None if found is None else self.seen(device, name, source, found[0], found[1])
+        return None if found is None else self.seen(device, name, source, found)
 
     def last(self, device: Device, name: str, source: str = "", look_s: float = NOW_S) -> Seen:
         """The newest reading: for states and slow fields."""
         newest = device.newest(name, self.start(look_s), self.at_ns)
         if newest is not None:
-            return self.seen(device, name, source, newest, 1)
+            return self.seen(device, name, source, newest)
         known = device.known(name, self.at_ns)
-        return None if known is None else self.seen(device, name, source, known, 1)
+        return None if known is None else self.seen(device, name, source, known)
 
-    def plain(self, reading: float, lane: str, source: str = "", samples: int = 1) -> Observation:
+    def plain(self, reading: float, lane: str, source: str = "") -> Observation:
         """A derived reading beside what is usual for it, without its beginning."""
         low, middle, high, learned_from = self.habit(lane, source)
-        return Observation(reading, lane, source, middle, low, high, learned_from, samples=samples)
+        return Observation(reading, lane, source, middle, low, high, learned_from)
 
     def state(self, device: Device, name: str) -> int | None:
         """The newest reading of a state, which is as it is and has no usual."""
         newest = device.newest(name, self.start(NOW_S), self.at_ns)
         return None if newest is None else int(newest)
 
-    def seen(self, device: Device, name: str, source: str, reading: float, samples: int) -> Observation:
+    def seen(self, device: Device, name: str, source: str, reading: float) -> Observation:
         lane = f"{device.measurement}.{name}"
         own = self.usual.range(lane, source)
         learned_from = "history"
         if own is None:
             own, learned_from = self.peers.range(lane), "peers"
             if own is None:
-                return Observation(reading, lane, source, samples=samples)
+                return Observation(reading, lane, source)
         low, middle, high = own
         began = None
         if abs(reading - middle) >= AWAY * max(abs(middle), 1e-9):
             began = partial(self._left, device, name, reading, middle)
-        return Observation(reading, lane, source, middle, low, high, learned_from, began, samples)
+        return Observation(reading, lane, source, middle, low, high, learned_from, began)
 
     def _left(self, device: Device, name: str, reading: float, middle: float) -> int | None:
         return self.left(device.backwards(name, self.start(BACK_S), self.at_ns), reading, middle)
