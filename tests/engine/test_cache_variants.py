@@ -18,6 +18,7 @@ from engine.blocks import BlockPool
 from engine.checkpoints.find import open_checkpoint
 from engine.core import Engine
 from engine.kvstore import Int8Layer, KVStore, bytes_per_token
+from engine.linear import Plain
 from engine.loader import load_decoder
 from engine.model import Decoder
 from engine.queue import FirstCome
@@ -39,7 +40,7 @@ SMALL, HOST = 44, 80
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     checkpoint = open_checkpoint(write_checkpoint(tmp_path_factory.mktemp("tiny"), seed=11, tie_word_embeddings=False))
     with torch.inference_mode():
-        return load_decoder(checkpoint, torch.float32, CPU, 512, lambda done: None, lambda line: None)
+        return load_decoder(checkpoint, torch.float32, CPU, 512, lambda done: None, Plain)
 
 
 def engine_with(decoder: Decoder, blocks: int, **changes: object) -> Engine:

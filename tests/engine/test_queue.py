@@ -144,3 +144,33 @@ def test_a_long_request_without_a_deadline_runs_although_short_urgent_ones_never
     assert long.first_scheduled_s is not None
     waited = long.first_scheduled_s - long.arrived_s
     assert waited <= 2 * engine.scheduler.waiting.ageing_s + 1.0
+
+
+def ended_in_time(policy: str) -> tuple[int, float]:
+    """Bursts of long requests without a deadline, between which short ones want their answer within a second: how many miss
+    it, and the longest wait of a long one.
+    """
+    engine, _, clock = make(blocks=400, max_seqs=2, policy=policy, budget=64)
+    requests = []
+    for number in range(400):
+        hurried = number % 20 > 3
+        request = ask(f"r{number}", 8, 4 if hurried else 60, clock)
+        request.deadline_s = clock() + 1.0 if hurried else None
+        requests.append(request)
+        engine.add(request)
+        for _ in range(6):
+            clock.now += 0.01
+            engine.step()
+    while engine.has_work:
+        clock.now += 0.01
+        engine.step()
+    waits = [r.first_scheduled_s - r.arrived_s for r in requests if r.deadline_s is None and r.first_scheduled_s]
+    return engine.stats.counters.deadline_missed_total, max(waits)
+
+
+def test_deadlines_that_first_come_misses_are_kept_by_earliest_deadline_and_the_others_still_get_their_turn() -> None:
+    missed, _ = ended_in_time("first-come")
+    kept, longest_wait = ended_in_time("earliest-deadline")
+    assert missed > 100
+    assert kept < missed / 10
+    assert longest_wait <= 2 * FirstCome().ageing_s
