@@ -56,9 +56,7 @@ NAMED_S, LOST_PCT = 60.0, 10.0
 """A fault is owed its name within so long of its strike. One that grows, by itself or since heat builds up slowly, has until so much of
 the output is lost, if that takes longer."""
 
-FELT_PCT = 5.0
-
-SEEN_S = 75.0  # a fault is watched for so long at least
+SEEN_S = 60.0  # a fault is watched for so long at least
 STEADY_S = 30.0  # and for so long after it was named
 LOST_OVER_S = 30  # what the page shows, too
 TOP_1, TOP_3 = 0.97, 1.0
@@ -106,7 +104,7 @@ class Outcome:
         """Named, and not as soon as is owed."""
         if self.named_s is None or self.named_s <= NAMED_S:
             return False
-        grows = fault_of(self.kind).onset_s > 0 or self.most_lost_pct >= FELT_PCT
+        grows = fault_of(self.kind).onset_s > 0 or self.cause == "thermal"
         return not grows or (self.lost_pct or 0.0) >= LOST_PCT
 
 

@@ -132,6 +132,8 @@ class EngineEvidence:
     running: Seen = None
     waiting: Seen = None
     kv_used: Seen = None
+    kv_newest: Seen = None  # over the newest span, for what fills up
+    kv_per_token: Seen = None  # percent of the pool for each token of the running sequences
     kv_fragmentation: Seen = None
     kv_blocks: Seen = None
     preemptions_per_s: Seen = None

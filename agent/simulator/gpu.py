@@ -18,6 +18,7 @@ IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, BRAKE = 0x1, 0x4, 0x8, 0x2
 
 STEP_MHZ_S = 150.0  # software thermal control: 15 MHz each 100 ms
 MEMORY_TAU_S = 15.0
+SPINNING = 0.06  # of the multiprocessors hold a collective's kernels while it waits
 
 
 class Gpu:
@@ -200,7 +201,9 @@ class Gpu:
         fields: dict[str, Value] = {
             "util_pct": float(round(util)),
             "mem_util_pct": float(round(78 * self.mem_share)),
-            "sm_active_pct": round(min(100.0, 100 * min(busy, 0.35 * self.mem_share + 0.72 * self.compute_share)), 1),
+            "sm_active_pct": round(
+                100 * min(busy, 0.35 * self.mem_share + max(SPINNING, 0.72 * self.compute_share)), 1
+            ),
             "dram_active_pct": round(82 * self.mem_share, 1),
             "tensor_active_pct": round(58 * self.compute_share, 1),
             "mem_used_bytes": float(round(self.memory_used_bytes)),

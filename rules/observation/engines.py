@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from itertools import islice
 
 from rules.evidence import EngineEvidence, Observation, Seen
-from rules.observation.reader import BACK_S, NOW_S, Reader
+from rules.observation.reader import BACK_S, NOW_S, SPAN_S, Reader
 from rules.window import SECOND, Device
 
 
@@ -32,6 +33,8 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         running=reader.gauge(engine, "requests_running"),
         waiting=reader.gauge(engine, "requests_waiting"),
         kv_used=reader.gauge(engine, "kv_used_pct"),
+        kv_newest=reader.gauge(engine, "kv_used_pct", "newest", look_s=SPAN_S),
+        kv_per_token=_kv_per_token(reader, engine),
         kv_fragmentation=reader.gauge(engine, "kv_fragmentation_pct"),
         kv_blocks=blocks,
         preemptions_per_s=reader.rate(engine, "preemptions_total", "engine.preemptions_total"),
@@ -73,6 +76,22 @@ def _prompt_share(reader: Reader, engine: Device) -> Seen:
     computed = 1 - (prefix_hit(engine, reader.start(NOW_S), reader.at_ns) or 0.0)
     share = computed * (sum(into) / len(into)) / (sum(out) / len(out))
     return reader.plain(share, "engine.prompt_tokens_per_s", "share")
+
+
+def _kv_per_token(reader: Reader, engine: Device) -> Seen:
+    """Percent of the KV pool for each token that the running sequences hold, sample by sample, so that all three are of one moment."""
+    start = reader.start(SPAN_S)
+    used, running, context = (
+        dict(engine.points(name, start, reader.at_ns)) for name in ("kv_used_pct", "requests_running", "context_mean")
+    )
+    each = [
+        pct / (running[time_ns] * context[time_ns])
+        for time_ns, pct in used.items()
+        if running.get(time_ns, 0) >= 1 and context.get(time_ns, 0) >= 1
+    ]
+    if not each:
+        return None
+    return reader.plain(statistics.median(each), "engine.kv_used_pct", "per_token")
 
 
 def _is_blind(reader: Reader, engine: Device) -> bool:

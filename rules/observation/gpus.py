@@ -10,6 +10,7 @@ from functools import partial
 from rules.evidence import GpuEvidence, Observation, Seen
 from rules.observation.reader import BACK_S, NOW_S, Reader
 from rules.window import SECOND, Device
+from telemetry.catalogue import GPU_STATES
 from telemetry.pairs import THROTTLE_REASONS
 
 COUNTERS: Mapping[str, str] = {
@@ -20,6 +21,8 @@ COUNTERS: Mapping[str, str] = {
 }
 """Seconds under each reason, by counter; one that does not tell software from hardware stands for the software's."""
 
+HUNG = GPU_STATES.index("hung")
+HUNG_S = 5.0
 BITS = {name: bit for bit, name in THROTTLE_REASONS}
 JUDGED_BITS = ("hw_thermal", "sw_thermal", "sw_power_cap", "hw_power_brake", "hw_slowdown", "sync_boost")
 
@@ -50,7 +53,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
     return GpuEvidence(
         index=index,
         age_s=(reader.at_ns - gpu.last_ns) / SECOND if gpu.last_ns else math.inf,
-        state=reader.state(gpu, "state"),
+        state=_settled(reader, gpu),
         util=reader.gauge(gpu, "util_pct", index),
         temp=temp,
         temp_limit=temp_limit,
@@ -99,6 +102,15 @@ def _swing(reader: Reader, gpu: Device) -> float | None:
 
 
 MINUTE_S, LEAST_SWINGING = 60.0, 20
+
+
+def _settled(reader: Reader, gpu: Device) -> int | None:
+    """The state as last told; one call of the driver that overran its deadline is not yet a GPU that hangs."""
+    state = reader.state(gpu, "state")
+    if state != HUNG:
+        return state
+    before = [told for told in gpu.values("state", reader.start(HUNG_S), reader.at_ns) if int(told) != HUNG]
+    return int(before[-1]) if before else HUNG
 
 
 def _margin(

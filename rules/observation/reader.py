@@ -13,6 +13,9 @@ from rules.window import SECOND, Device
 NOW_S = 30.0
 """The span that counts as now: three spans of ten seconds, long enough for a duty cycle, short enough to name a fault in a minute."""
 
+SPAN_S = 10.0
+"""The newest of them, for what fills up and is late in a median of all three."""
+
 ROOM_S = 150.0
 """BMC, PSU and PDU are read every 30-60 s: look back over two readings."""
 

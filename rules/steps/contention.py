@@ -20,6 +20,9 @@ from rules.priors import Strength
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost
 
+LEAD_NS = 30 * 10**9
+"""A process that came so long before the work was slow may compute only now; it may as well have nothing to do with it."""
+
 
 def contention(evidence: Evidence, bar: Bar) -> Finding:
     """A second process on the GPU since the pair became slow."""
@@ -38,9 +41,11 @@ def contention(evidence: Evidence, bar: Bar) -> Finding:
         seen = line("one_process", "gpu.processes", gpu=most.index)
     if not shared or not effect.hurts_work:
         return ruled_out(Cause.CONTENTION, seen)
+    came_ns, slow_ns = shared[0].processes.since_ns if shared[0].processes else None, evidence.output.since_ns
+    long_there = came_ns is not None and slow_ns is not None and slow_ns - came_ns > LEAD_NS
     return confirmed(
         Cause.CONTENTION,
-        Strength.FAIR,
+        Strength.WEAK if long_there else Strength.FAIR,
         (seen, pair_line(evidence)),
         summary("contention", loss_pct=effect.loss_pct or 0.0),
         (fix("evict_tenant", Cost.OPERATIONS_CHEAP),),

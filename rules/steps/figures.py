@@ -52,7 +52,7 @@ def _is_dead(evidence: Evidence, bar: Bar, util: float | None, active: float | N
     if not bar.reached("telemetry.busy_util_pct", util) or not bar.reached("telemetry.dead_active_pct", active):
         return False
     engine = evidence.engine
-    if engine is None or engine.stalled or engine.stalled_s:
+    if engine is None or engine.away or engine.stalled or engine.stalled_s:
         return False
     return evidence.told or (engine.frozen_s is not None and not bar.reached("telemetry.still_s", engine.frozen_s))
 

@@ -95,7 +95,10 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     Preemption counters come late (they ride on the victim's next output), so a queue beside fewer running sequences counts too.
     """
     engine = evidence.engine
-    if engine is None or engine.kv_used is None or not bar.reached("memory_kv.kv_used_pct", engine.live_kv_pct):
+    if engine is None or engine.kv_used is None:
+        return None
+    leaks = _leaks(evidence, bar)
+    if not bar.reached("memory_kv.kv_used_pct", engine.live_kv_pct) and not leaks:
         return None
     if evidence.told:
         return _full_told(evidence, effect, bar)
@@ -105,7 +108,8 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
         "memory_kv.harm_ratio", ratio(engine.ttft)
     )
     longer_queue = engine.waiting is not None and engine.waiting.value > 1 + 1.5 * (engine.waiting.usual_high or 0.0)
-    if not (preempting or waiting) or not (effect.slow or (latency and longer_queue) or (preempting and longer_queue)):
+    hurt = effect.slow or (latency and longer_queue) or (preempting and longer_queue)
+    if not ((preempting or waiting) and hurt) and not leaks:
         return None
     shrunk = bar.reached("memory_kv.blocks_ratio", ratio(engine.kv_blocks))
     fewer = engine.running is not None and (engine.running.ratio or 1.0) <= 0.9
@@ -116,7 +120,7 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
             _kv_line(evidence),
             _preemption_line(evidence),
             queue_line(evidence),
-            line("held_by_nobody", "engine.kv_used_pct", ratio=room_per_token(engine) or 0.0)
+            line("held_by_nobody", "engine.kv_used_pct", ratio=ratio(engine.kv_per_token) or 0.0)
             if is_held_by_nobody(evidence, bar)
             else None,
             line(
@@ -137,21 +141,24 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     )
 
 
-def room_per_token(engine: EngineEvidence) -> float | None:
-    """The share of the pool that a token of the running sequences takes, against usual; None while one of the three is not known."""
-    shares = (ratio(engine.kv_used), ratio(engine.running), ratio(engine.context))
-    if engine.live_kv_pct is None or not all(shares):
-        return None
-    used, running, context = (share or 0.0 for share in shares)
-    return used / (running * context)
-
-
 def is_held_by_nobody(evidence: Evidence, bar: Bar) -> bool:
     """The pool holds far more than the running sequences' tokens need: leaked or scattered. Prompts that share less need more room, too."""
     engine = evidence.engine
-    if engine is None or bar.reached("request_mix.prefix_ratio", ratio(engine.prefix_hit)):
+    if (
+        engine is None
+        or engine.live_kv_pct is None
+        or bar.reached("request_mix.prefix_ratio", ratio(engine.prefix_hit))
+    ):
         return False
-    return bar.reached("memory_kv.room_ratio", room_per_token(engine))
+    return bar.reached("memory_kv.room_ratio", ratio(engine.kv_per_token))
+
+
+def _leaks(evidence: Evidence, bar: Bar) -> bool:
+    """Blocks that nobody's tokens fill are a sign of its own: the pool's newest level and one slow span are enough beside it."""
+    engine = evidence.engine
+    if engine is None or not evidence.output.slow_share or not is_held_by_nobody(evidence, bar):
+        return False
+    return bar.reached("memory_kv.kv_used_pct", value(engine.kv_newest))
 
 
 def _full_told(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
@@ -290,9 +297,7 @@ def _fragmented(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
 
 def _swapping(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     host = evidence.host
-    if host is None or host.swap is None or not effect.hurts:
-        return None
-    if not bar.reached("memory_kv.swap_bytes_s", host.swap.value) or host.swap.value <= 2 * (host.swap.usual or 0.0):
+    if host is None or host.swap is None or not effect.hurts or not is_swapping(evidence, bar):
         return None
     return confirmed(
         Cause.MEMORY_KV,
@@ -306,6 +311,13 @@ def _swapping(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
         (fix("smaller_batch", Cost.SOFTWARE_CHEAP), fix("more_memory", Cost.HARDWARE_COSTLY)),
         since_ns=evidence.output.since_ns,
     )
+
+
+def is_swapping(evidence: Evidence, bar: Bar) -> bool:
+    swap = evidence.host.swap if evidence.host else None
+    if swap is None or not bar.reached("memory_kv.swap_bytes_s", swap.value):
+        return False
+    return swap.value > 2 * (swap.usual or 0.0)
 
 
 def _clean(evidence: Evidence) -> Finding:

@@ -173,6 +173,8 @@ def _uneven(evidence: Evidence, bar: Bar) -> Finding | None:
     waiting, running = engine.waiting.value, value(engine.running) or 0.0
     if effect_of(evidence, bar).slow_work or not bar.reached("scheduling.peer_waiting", waiting):
         return None
+    if not bar.reached("scheduling.queue_share", waiting / max(running, 1.0)):
+        return None
     share = (waiting + running) / max(peers.waiting + peers.running, 1.0)
     usual_queue = engine.waiting.usual_high or 0.0
     if not bar.reached("scheduling.peer_ratio", share) or waiting <= 2 * usual_queue or peers.waiting >= 1:

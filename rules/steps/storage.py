@@ -18,6 +18,7 @@ from rules.finding import (
     summary,
 )
 from rules.priors import Strength
+from rules.steps.memory import is_swapping
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost
 
@@ -40,6 +41,7 @@ def storage(evidence: Evidence, bar: Bar) -> Finding:
     if (
         not bar.reached("storage.pressure_pct", host.psi_io.value)
         or not above
+        or is_swapping(evidence, bar)  # then the pressure is its pages'
         or not effect_of(evidence, bar).hurts_work
     ):
         return ruled_out(Cause.STORAGE, seen)

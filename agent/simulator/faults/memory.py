@@ -40,6 +40,7 @@ def _died_once(wrong: Conditions, _strength: float, age_s: float, target: Target
 def _swaps(wrong: Conditions, strength: float, _age_s: float, _target: Target) -> None:
     wrong.mem_pct = 68 * strength
     wrong.swap_bytes_s = 60e6 * strength
+    wrong.io_pct = 35 * strength
     for engine in wrong.engines:
         engine.host_s = 0.022 * strength
 
