@@ -42,9 +42,7 @@ class EngineSettings:
 
     batching: str = "continuous"  # static: a batch ends before the next one begins; to compare with
     policy: str = "first-come"  # who is admitted next: first-come, shortest-first, earliest-deadline
-    ageing_s: float = (
-        10.0  # how much later at most a request is put off by the policy, and what a level of priority is worth
-    )
+    ageing_s: float = 10.0  # by how much the policy puts a request off at most; as much is a level of priority
 
     max_waiting: int = 256  # requests in the queue at most; more are turned away with 429
     max_choices: int = 8  # `n` of one request, and prompts in one request, at most
