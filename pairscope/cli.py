@@ -34,6 +34,7 @@ from pairscope import __version__, doctor, pausing, traffic, up
 from pairscope import store as storing
 from pairscope.cli_drill import drill_command
 from pairscope.cli_report import report_command
+from pairscope.cli_sweep import sweep_command
 from pairscope.config import (
     SECTIONS,
     ConfigError,
@@ -443,6 +444,9 @@ def triage_command(
 app.command("drill", help=say("drill.about.command", SPOKEN))(drill_command)
 app.command("report", help=say("report.about.command", SPOKEN), epilog=say("report.about.example", SPOKEN))(
     report_command
+)
+app.command("sweep", help=say("load_sweep.about.command", SPOKEN), epilog=say("load_sweep.about.example", SPOKEN))(
+    sweep_command
 )
 
 
