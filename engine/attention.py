@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine.batch import Batch, DecodeGroup, PrefillChunk
+from engine.batch import DecodeGroup, PrefillChunk, Reach
 from engine.kvstore import LayerCache
 from engine.modelconfig import ModelConfig
 
@@ -26,16 +26,18 @@ class GatherAttention:
         self.head_dim = config.head_dim
         self.q_width = config.q_width
         self.kv_width = config.kv_width
+        self.scale = config.attention_scale
+        self.cap = config.attention_cap
 
-    def __call__(self, batch: Batch, qkv: Tensor, cache: LayerCache) -> Tensor:
-        """[tokens, q_width + kv_width] -> [tokens, q_width]."""
-        if len(batch.decode) == 1 and batch.decode[0].end == qkv.shape[0]:
-            return self._decode(batch.decode[0], qkv, cache)
+    def __call__(self, reach: Reach, tokens: int, qkv: Tensor, cache: LayerCache) -> Tensor:
+        """[padded tokens, q_width + kv_width] -> [padded tokens, q_width]; zeros beyond `tokens`."""
+        if len(reach.decode) == 1 and reach.decode[0].end == qkv.shape[0]:
+            return self._decode(reach.decode[0], qkv, cache)
         out = qkv.new_empty(qkv.shape[0], self.q_width)
-        out[batch.tokens :] = 0.0
-        for group in batch.decode:
+        out[tokens:] = 0.0
+        for group in reach.decode:
             out[group.begin : group.end] = self._decode(group, qkv, cache)
-        for chunk in batch.prefill:
+        for chunk in reach.prefill:
             out[chunk.begin : chunk.end] = self._prefill(chunk, qkv, cache)
         return out
 
@@ -43,12 +45,15 @@ class GatherAttention:
         rows = group.end - group.begin
         q = qkv[group.begin : group.end, : self.q_width].view(rows, self.groups, self.per_group, self.head_dim)
         if group.view is not None:
-            kv = cache.run(*group.view).unsqueeze(0)
+            kv = cache.run(*group.view)[group.skip :].unsqueeze(0)
         else:
             assert group.table is not None
             kv = cache.gather(group.table).view(rows, -1, self.kv_width)
         k, v = self._split(kv)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(rows, self.q_width)
+        if self.cap is not None:
+            return capped_attention(q, k, v, group.mask, self.scale, self.cap).reshape(rows, self.q_width)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=self.scale)
+        return out.reshape(rows, self.q_width)
 
     def _prefill(self, chunk: PrefillChunk, qkv: Tensor, cache: LayerCache) -> Tensor:
         own = qkv[chunk.begin : chunk.end].unsqueeze(0)
@@ -58,12 +63,36 @@ class GatherAttention:
             k, v = self._split(own[..., self.q_width :])
         else:
             k, v = self._split(cache.gather(chunk.table)[: chunk.context].unsqueeze(0))
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, enable_gqa=self.per_group > 1
-        )
+        if self.cap is not None:
+            mask = causal_mask(tokens, q) if chunk.mask is None else chunk.mask
+            q = q.view(1, self.groups, self.per_group, tokens, self.head_dim)
+            out = capped_attention(q, k.unsqueeze(2), v.unsqueeze(2), mask, self.scale, self.cap).flatten(1, 2)
+        else:
+            out = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=chunk.mask,
+                is_causal=chunk.mask is None,
+                scale=self.scale,
+                enable_gqa=self.per_group > 1,
+            )
         return out.transpose(1, 2).reshape(tokens, self.q_width)
 
     def _split(self, kv: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, tokens, kv_width] -> K and V, each a view [rows, KV heads, tokens, head_dim]."""
         both = kv.view(kv.shape[0], kv.shape[1], 2, self.groups, self.head_dim)
         return both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)
+
+
+def causal_mask(tokens: int, like: Tensor) -> Tensor:
+    return torch.full((tokens, tokens), float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
+
+
+def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, cap: float) -> Tensor:
+    """Attention whose scores cannot leave -cap..cap: cap * tanh(score / cap) (Gemma 2). Softmax in float32."""
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = torch.tanh(scores / cap) * cap
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ class DecodeGroup:
     """Rows `begin` to `end` of the step, one token each, that attend together over tables of equal width.
 
     `view` is (first block, tokens) when the group is one sequence whose blocks lie next to each other; then nothing needs
-    gathering. Else `table` is [rows * blocks] and `mask` [rows, 1, 1, blocks * block_size], 0 or -inf.
+    gathering, and the view's first `skip` tokens are out of reach. Else `table` is [rows * blocks] and `mask`
+    [rows, 1, 1, blocks * block_size], 0 or -inf.
     """
 
     begin: int
@@ -29,12 +31,13 @@ class DecodeGroup:
     view: tuple[int, int] | None
     table: Tensor | None
     mask: Tensor | None
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Rows `begin` to `end` of the step: consecutive tokens of one sequence. `table` and `mask` [tokens, context] only when
-    earlier tokens are in the cache.
+    """Rows `begin` to `end` of the step: consecutive tokens of one sequence. `table` only when earlier tokens are in the cache:
+    then `context` tokens are read by it. `mask` [tokens, context] only when something else than causal is wanted.
     """
 
     begin: int
@@ -45,13 +48,21 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """What a step's tokens attend to in one kind of layer."""
+
+    decode: tuple[DecodeGroup, ...]
+    prefill: tuple[PrefillChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     ids: Tensor  # [padded tokens]; what lies beyond `tokens` is computed and thrown away
     positions: Tensor  # [padded tokens]
     tokens: int
     slots: Tensor  # [tokens], where K and V go
-    decode: tuple[DecodeGroup, ...]
-    prefill: tuple[PrefillChunk, ...]
+    full: Reach
+    local: Reach  # in layers with a window; `full` itself as long as nothing is out of the window
     sampled: Tensor | None  # [samples] rows of which the next token is chosen; None: all
     rows: tuple[Row, ...]  # in the order of the tensors
 
@@ -61,9 +72,16 @@ class Batch:
 
 
 def build(
-    plan: StepPlan, block_size: int, dtype: torch.dtype, device: torch.device, padded: Callable[[int], int] = int
+    plan: StepPlan,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    padded: Callable[[int], int] = int,
+    window: int | None = None,
 ) -> Batch:
-    """Tensors for a plan. Single tokens come first, longest context first; chunks follow, then padding up to `padded`."""
+    """Tensors for a plan. Single tokens come first, longest context first; chunks follow, then padding up to `padded`. `window`
+    is the model's, if it has layers with one.
+    """
     single = sorted((row for row in plan.rows if row.count == 1), key=lambda row: -row.context)
     chunks = [row for row in plan.rows if row.count > 1]
     rows = (*single, *chunks)
@@ -80,15 +98,15 @@ def build(
             samples.append(len(ids) - 1)
     tokens = len(ids)
     padding = [0] * (padded(tokens) - tokens)
+    full = _reach(single, chunks, None, block_size, dtype, device)
+    windowed = window is not None and any(row.context > window for row in rows)
     return Batch(
         ids=torch.tensor(ids + padding, device=device),
         positions=torch.tensor(positions + padding, device=device),
         tokens=tokens,
         slots=torch.tensor(slots, device=device),
-        decode=tuple(
-            _decode_group(single[a:b], a, block_size, dtype, device) for a, b in group_bounds(single, block_size)
-        ),
-        prefill=tuple(_prefill_chunks(chunks, len(single), block_size, dtype, device)),
+        full=full,
+        local=_reach(single, chunks, window, block_size, dtype, device) if windowed else full,
         sampled=None if len(samples) == tokens else torch.tensor(samples, device=device),
         rows=rows,
     )
@@ -109,37 +127,71 @@ def group_bounds(rows: Sequence[Row], block_size: int) -> list[tuple[int, int]]:
     return bounds
 
 
+def _reach(
+    single: Sequence[Row],
+    chunks: Sequence[Row],
+    window: int | None,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Reach:
+    begins = itertools.accumulate((row.count for row in chunks), initial=len(single))
+    return Reach(
+        tuple(
+            _decode_group(single[a:b], a, window, block_size, dtype, device)
+            for a, b in group_bounds(single, block_size)
+        ),
+        tuple(
+            _prefill_chunk(row, begin, window, block_size, dtype, device)
+            for row, begin in zip(chunks, begins, strict=False)
+        ),
+    )
+
+
+def _blocks(row: Row, window: int | None, block_size: int) -> tuple[list[int], int]:
+    """The blocks that a row attends to, and the position of their first token. A windowed token sees the last `window`, itself
+    among them.
+    """
+    first = 0 if window is None else max(0, row.start + 1 - window) // block_size
+    return row.request.blocks[first : -(-row.context // block_size)], first * block_size
+
+
 def _decode_group(
-    rows: Sequence[Row], begin: int, block_size: int, dtype: torch.dtype, device: torch.device
+    rows: Sequence[Row], begin: int, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> DecodeGroup:
     end = begin + len(rows)
-    width = -(-rows[0].context // block_size)
+    spans = [_blocks(row, window, block_size) for row in rows]
     if len(rows) == 1:
-        blocks = rows[0].request.blocks[:width]
-        if blocks[-1] - blocks[0] == width - 1 and blocks == list(range(blocks[0], blocks[-1] + 1)):
-            return DecodeGroup(begin, end, (blocks[0], rows[0].context), None, None)
+        blocks, offset = spans[0]
+        if blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == list(range(blocks[0], blocks[-1] + 1)):
+            tokens = rows[0].context - offset
+            skip = 0 if window is None else max(0, tokens - window)
+            return DecodeGroup(begin, end, (blocks[0], tokens), None, None, skip)
+    width = max(len(blocks) for blocks, _ in spans)
     table: list[int] = []
-    for row in rows:
-        used = row.request.blocks[: -(-row.context // block_size)]
-        table += used
-        table += [0] * (width - len(used))
-    lengths = torch.tensor([row.context for row in rows], device=device)
-    beyond = torch.arange(width * block_size, device=device) >= lengths[:, None]
-    mask = torch.zeros(beyond.shape, dtype=dtype, device=device).masked_fill_(beyond, float("-inf"))
+    for blocks, _ in spans:
+        table += blocks
+        table += [0] * (width - len(blocks))
+    ends = torch.tensor([row.context - offset for row, (_, offset) in zip(rows, spans, strict=True)], device=device)
+    at = torch.arange(width * block_size, device=device)
+    outside = at >= ends[:, None]
+    if window is not None:
+        outside |= at < (ends - window)[:, None]
+    mask = torch.zeros(outside.shape, dtype=dtype, device=device).masked_fill_(outside, float("-inf"))
     return DecodeGroup(begin, end, None, torch.tensor(table, device=device), mask[:, None, None, :])
 
 
-def _prefill_chunks(
-    rows: Sequence[Row], begin: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> list[PrefillChunk]:
-    chunks = []
-    for row in rows:
-        end = begin + row.count
-        table = mask = None
-        if row.start:
-            used = row.request.blocks[: -(-row.context // block_size)]
-            table = torch.tensor(used, device=device)
-            mask = torch.full((row.count, row.context), float("-inf"), dtype=dtype, device=device).triu_(row.start + 1)
-        chunks.append(PrefillChunk(begin, end, row.context, table, mask))
-        begin = end
-    return chunks
+def _prefill_chunk(
+    row: Row, begin: int, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device
+) -> PrefillChunk:
+    blocks, offset = _blocks(row, window, block_size)
+    start, context = row.start - offset, row.context - offset
+    narrowed = window is not None and row.context > window
+    table = torch.tensor(blocks, device=device) if row.start else None
+    mask = None
+    if row.start or narrowed:
+        barred = torch.full((row.count, context), float("-inf"), dtype=dtype, device=device)
+        mask = barred.triu(start + 1)  # what comes after
+        if window is not None and narrowed:
+            mask += barred.tril_(start - window)  # what is too long ago
+    return PrefillChunk(begin, begin + row.count, context, table, mask)

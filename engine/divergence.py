@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from engine.batch import Batch, PrefillChunk
+from engine.batch import build
 from engine.kvstore import KVStore
 from engine.model import Decoder
 from engine.quality import Quality
+from engine.request import Request, Sampling
+from engine.scheduler import Row, StepPlan
 
 Tensor = torch.Tensor
 
@@ -48,15 +50,8 @@ def _log_probabilities(decoder: Decoder, ids: Sequence[int]) -> Tensor:
     """[tokens, vocab] float32 of the token that follows each of `ids`, read as one prompt with a cache of its own."""
     rows, embedding = len(ids), decoder.embedding
     cache = KVStore(decoder.config, 1, rows, embedding.dtype, embedding.device)
-    at = torch.arange(rows, device=embedding.device)
-    batch = Batch(
-        ids=torch.tensor(ids, device=embedding.device),
-        positions=at,
-        tokens=rows,
-        slots=at,
-        decode=(),
-        prefill=(PrefillChunk(0, rows, rows, None, None),),
-        sampled=None,
-        rows=(),
-    )
+    request = Request("reading", list(ids), Sampling(), 0.0)
+    request.blocks = [0]
+    plan = StepPlan([Row(request, 0, rows)])
+    batch = build(plan, rows, embedding.dtype, embedding.device, window=decoder.config.window)
     return decoder.logits(decoder.forward(batch, cache)).float().log_softmax(dim=1)

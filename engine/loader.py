@@ -35,7 +35,7 @@ def load_decoder(
         progress((number + 1) / (config.num_layers + 2))
     tied = config.tied or not checkpoint.has("lm_head.weight")
     head = embedding if tied else source.take("lm_head.weight", (config.vocab, config.hidden))
-    norm = source.take("model.norm.weight", (config.hidden,))
+    norm = source.norm("model.norm")
     decoder = Decoder(config, embedding, layers, norm, kernel(head, None), context)
     progress(1.0)
     return decoder
@@ -61,26 +61,41 @@ class _Source:
             raise UnsupportedModel(f"tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
         return tensor.to(device=self._device, dtype=self._dtype)
 
+    def norm(self, name: str, size: int | None = None) -> Tensor:
+        """The weights of an RMS norm over `size` numbers; none: over the model's width."""
+        config = self._checkpoint.config
+        return self.take(f"{name}.weight", (size or config.hidden,)) + config.norm_offset
+
     def bias(self, name: str, size: int) -> Tensor | None:
         return self.take(name, (size,)) if self._checkpoint.has(name) else None
 
 
 def _layer(source: _Source, config: ModelConfig, number: int, kernel: Kernel) -> Layer:
     prefix = f"model.layers.{number}"
+    before_mlp = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
     return Layer(
-        attention_norm=source.take(f"{prefix}.input_layernorm.weight", (config.hidden,)),
+        attention_norm=source.norm(f"{prefix}.input_layernorm"),
         qkv=_qkv(source, config, f"{prefix}.self_attn", kernel),
         attention_out=kernel(
             source.take(f"{prefix}.self_attn.o_proj.weight", (config.hidden, config.q_width)),
             source.bias(f"{prefix}.self_attn.o_proj.bias", config.hidden),
         ),
-        mlp_norm=source.take(f"{prefix}.post_attention_layernorm.weight", (config.hidden,)),
+        mlp_norm=source.norm(f"{prefix}.{before_mlp}"),
         gate_up=kernel(*_gate_up(source, config, number)),
         down=kernel(
             source.take(f"{prefix}.mlp.down_proj.weight", (config.hidden, config.intermediate)),
             source.bias(f"{prefix}.mlp.down_proj.bias", config.hidden),
         ),
+        qk_norm=_qk_norm(source, config, f"{prefix}.self_attn") if config.qk_norm else None,
+        attention_post_norm=source.norm(f"{prefix}.post_attention_layernorm") if config.post_norms else None,
+        mlp_post_norm=source.norm(f"{prefix}.post_feedforward_layernorm") if config.post_norms else None,
     )
+
+
+def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> Tensor:
+    parts = (("q", config.num_heads), ("k", config.num_kv_heads))
+    weights = [pair_up(source.norm(f"{prefix}.{part}_norm", config.head_dim), 1).repeat(n, 1) for part, n in parts]
+    return torch.cat(weights)
 
 
 def _qkv(source: _Source, config: ModelConfig, prefix: str, kernel: Kernel) -> Linear:

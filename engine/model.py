@@ -1,4 +1,4 @@
-"""The decoder: Llama, SmolLM2, Mistral (full attention) and Qwen2 differ by flags and biases, not by classes."""
+"""The decoder: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Gemma differ by flags and by weights that are there or not, not by classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from engine.attention import GatherAttention
 from engine.batch import Batch
 from engine.kvstore import KVStore
 from engine.linear import Linear
-from engine.modelconfig import ModelConfig, inverse_frequencies
+from engine.modelconfig import ModelConfig
+from engine.rope import RopeScaling, inverse_frequencies
 
 Tensor = torch.Tensor
 
@@ -24,6 +25,9 @@ class Layer:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    qk_norm: Tensor | None = None  # [heads + KV heads, head_dim], in the order of `qkv`
+    attention_post_norm: Tensor | None = None
+    mlp_post_norm: Tensor | None = None
 
 
 class Decoder:
@@ -38,7 +42,13 @@ class Decoder:
         self.norm = norm
         self.head = head
         self.attention = GatherAttention(config)
-        self.rotations = rotations(config, context, embedding.device)
+        # rounded as the reference rounds it
+        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embedding.dtype))
+        self.rotations = rotations(config.head_dim, config.rope_theta, config.rope, context, embedding.device)
+        self.local_rotations = self.rotations
+        if config.local_rope_theta is not None:
+            plain = RopeScaling()
+            self.local_rotations = rotations(config.head_dim, config.local_rope_theta, plain, context, embedding.device)
 
     @property
     def num_layer_weights(self) -> int:
@@ -60,28 +70,59 @@ class Decoder:
         """The step's token ids -> [tokens, hidden]; writes K and V of these tokens into the cache."""
         config, eps = self.config, self.config.norm_eps
         x = F.embedding(batch.ids, self.embedding)
-        turn = self.rotations[batch.positions].unsqueeze(1)
+        if config.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        turn = local_turn = self.rotations[batch.positions].unsqueeze(1)
+        if self.local_rotations is not self.rotations:
+            local_turn = self.local_rotations[batch.positions].unsqueeze(1)
         for number, layer in enumerate(self.layers):
+            local = number in config.local_layers
             qkv = layer.qkv.normed(x, layer.attention_norm, eps)
-            rotate_(qkv, turn, config.num_heads + config.num_kv_heads, config.head_dim)
+            if layer.qk_norm is not None:
+                norm_heads_(qkv, layer.qk_norm, eps)
+            rotate_(qkv, local_turn if local else turn, config.num_heads + config.num_kv_heads, config.head_dim)
             kept = cache.layers[number]
             kept.write(batch.slots, qkv[: batch.tokens, config.q_width :])
-            x = layer.attention_out.plus(self.attention(batch, qkv, kept), x)
-            x = layer.down.gated_plus(layer.gate_up.normed(x, layer.mlp_norm, eps), x)
+            attended = self.attention(batch.local if local else batch.full, batch.tokens, qkv, kept)
+            if layer.attention_post_norm is None:
+                x = layer.attention_out.plus(attended, x)
+            else:
+                x = x + F.rms_norm(layer.attention_out(attended), (config.hidden,), layer.attention_post_norm, eps)
+            x = self._mlp(layer, x)
         return x[: batch.tokens]
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        config = self.config
+        gate_up = layer.gate_up.normed(x, layer.mlp_norm, config.norm_eps)
+        if config.activation == "silu":
+            return layer.down.gated_plus(gate_up, x)
+        gate, up = gate_up.chunk(2, dim=-1)
+        gated = F.gelu(gate, approximate="tanh").mul_(up)
+        if layer.mlp_post_norm is None:
+            return layer.down.plus(gated, x)
+        return x + F.rms_norm(layer.down(gated), (config.hidden,), layer.mlp_post_norm, config.norm_eps)
 
     def logits(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]"""
         rows = x.shape[0]
         x = F.pad(x, (0, 0, 0, self.head.padded(rows) - rows))
-        return self.head.normed(x, self.norm, self.config.norm_eps)[:rows]
+        logits = self.head.normed(x, self.norm, self.config.norm_eps)[:rows]
+        cap = self.config.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def rotations(config: ModelConfig, context: int, device: torch.device) -> Tensor:
+def rotations(head_dim: int, theta: float, scaling: RopeScaling, context: int, device: torch.device) -> Tensor:
     """cos + i sin of every position's angles, [context, head_dim / 2], complex64. Angles in float32, as the reference has them."""
-    frequencies = torch.tensor(inverse_frequencies(config), dtype=torch.float32)
+    frequencies = torch.tensor(inverse_frequencies(head_dim, theta, scaling), dtype=torch.float32)
     angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
-    return torch.complex(angles.cos(), angles.sin()).to(device)
+    return torch.complex(angles.cos() * scaling.amplitude, angles.sin() * scaling.amplitude).to(device)
+
+
+def norm_heads_(qkv: Tensor, weight: Tensor, eps: float) -> None:
+    """RMS norm of the first heads of each row, each with its own row of `weight` [heads, head_dim], in place."""
+    heads, head_dim = weight.shape
+    rows = qkv[:, : heads * head_dim].view(-1, heads, head_dim)
+    rows.copy_(F.rms_norm(rows, (head_dim,), None, eps).mul_(weight))
 
 
 def rotate_(qkv: Tensor, turn: Tensor, heads: int, head_dim: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.assembly import choose_device, choose_dtype
-from engine.batch import Batch, DecodeGroup
+from engine.batch import Batch, DecodeGroup, Reach
 from engine.checkpoints.find import ModelNotFound, find_model, name_of, open_checkpoint
 from engine.kernelchoice import told
 from engine.kvstore import KVStore
@@ -121,8 +121,8 @@ def _batch(streams: int, context: int, decoder: Decoder) -> Batch:
         positions=torch.full((streams,), context - 1),
         tokens=streams,
         slots=torch.tensor(slots),
-        decode=(group,),
-        prefill=(),
+        full=Reach((group,), ()),
+        local=Reach((group,), ()),
         sampled=None,
         rows=(),
     )

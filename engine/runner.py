@@ -51,8 +51,9 @@ class Runner:
         return StepResult(chosen, seconds)
 
     def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
-        batch = build(plan, self.cache.block_size, self._dtype, self._device, self.decoder.head.padded)
-        x = self.decoder.forward(batch, self.cache)
+        decoder, size = self.decoder, self.cache.block_size
+        batch = build(plan, size, self._dtype, self._device, decoder.head.padded, decoder.config.window)
+        x = decoder.forward(batch, self.cache)
         rows = batch.sampled_rows
         if not rows:
             return ()

@@ -10,8 +10,9 @@ import tokenizers
 import torch
 
 from engine.chat import ChatTemplate
+from engine.checkpoints.ggufconfig import from_gguf
 from engine.checkpoints.ggufvocab import build_tokenizer
-from engine.modelconfig import ModelConfig, UnsupportedModel, from_gguf
+from engine.modelconfig import ModelConfig, UnsupportedModel
 from engine.tokenizer import Tokenizer
 
 _NAMES = {
@@ -20,6 +21,8 @@ _NAMES = {
     "lm_head": "output",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate",
@@ -29,14 +32,21 @@ _NAMES = {
     "post_attention_layernorm": "ffn_norm",
 }
 """Hugging Face's names -> llama.cpp's, without layer and suffix."""
+_POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Where they differ in models that have norms after attention and MLP, too."""
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, post_norms: bool) -> str:
     """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight"""
     stem, suffix = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{_NAMES[part]}.{suffix}"
+        names = _NAMES | _POST_NORMS if post_norms else _NAMES
+        return f"blk.{layer}.{names[part]}.{suffix}"
     return f"{_NAMES[stem]}.{suffix}"
 
 
@@ -64,13 +74,13 @@ class GGUFFile:
             raise UnsupportedModel(f"{path}: the GGUF file has no {missing}") from None
 
     def has(self, name: str) -> bool:
-        return gguf_name(name) in self._tensors
+        return gguf_name(name, self.config.post_norms) in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
-        stored = self._tensors[gguf_name(name)]
+        stored = self._tensors[gguf_name(name, self.config.post_norms)]
         numbers = gguf.dequantize(stored.data, stored.tensor_type)
         values = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
-        if self.config.family != "qwen2":
+        if self.config.family in ("llama", "mistral"):
             if ".q_proj." in name:
                 return _ungroup(values, self.config.num_heads)
             if ".k_proj." in name:

@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 
 from engine.chat import ChatTemplate
-from engine.modelconfig import ModelConfig, UnsupportedModel, from_huggingface
+from engine.checkpoints.hfconfig import from_huggingface
+from engine.modelconfig import ModelConfig, UnsupportedModel
 from engine.tokenizer import Tokenizer
 
 

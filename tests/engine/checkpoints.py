@@ -29,6 +29,19 @@ TINY: dict[str, Any] = {
     "tie_word_embeddings": True,
     "eos_token_id": 257,
 }
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+PLAIN = ("llama", "qwen2", "mistral")  # two norms a layer, none of them for heads
+NORMS = {
+    False: ("input", "post_attention"),
+    True: ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+}
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:
@@ -51,12 +64,15 @@ def write_checkpoint(folder: Path, seed: int = 0, scale: float = 0.08, **changes
         return torch.randn(*shape, generator=generator) * scale
 
     hidden, inner = config["hidden_size"], config["intermediate_size"]
+    gemma = config["model_type"].startswith("gemma")
+    # Gemma stores how far its norms are from 1
+    centre, spread = (0.0 if gemma else 1.0), (1.0 if config["model_type"] in PLAIN else 4.0)
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     widths = {"q": config["num_attention_heads"] * head_dim, "k": config["num_key_value_heads"] * head_dim}
     widths["v"] = widths["k"]
     tensors = {
         "model.embed_tokens.weight": weights(config["vocab_size"], hidden) * 4,
-        "model.norm.weight": 1 + weights(hidden),
+        "model.norm.weight": centre + weights(hidden),
     }
     for number in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{number}"
@@ -68,14 +84,17 @@ def write_checkpoint(folder: Path, seed: int = 0, scale: float = 0.08, **changes
         tensors[f"{prefix}.mlp.gate_proj.weight"] = weights(inner, hidden)
         tensors[f"{prefix}.mlp.up_proj.weight"] = weights(inner, hidden)
         tensors[f"{prefix}.mlp.down_proj.weight"] = weights(hidden, inner)
-        tensors[f"{prefix}.input_layernorm.weight"] = 1 + weights(hidden)
-        tensors[f"{prefix}.post_attention_layernorm.weight"] = 1 + weights(hidden)
+        for norm in NORMS[gemma]:
+            tensors[f"{prefix}.{norm}_layernorm.weight"] = centre + weights(hidden) * spread
+        if config["model_type"] in ("qwen3", "gemma3_text"):
+            tensors[f"{prefix}.self_attn.q_norm.weight"] = centre + weights(head_dim) * spread
+            tensors[f"{prefix}.self_attn.k_norm.weight"] = centre + weights(head_dim) * spread
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = weights(config["vocab_size"], hidden) * 4
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "mistral": "MistralForCausalLM"}
-    named = config | {"architectures": [architecture[config["model_type"]]], "torch_dtype": "float32"}
+    architecture = ARCHITECTURES[config["model_type"]]
+    named = config | {"architectures": [architecture], "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(named))
     byte_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))

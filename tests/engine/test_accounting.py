@@ -9,8 +9,9 @@ import torch
 
 from engine.accounting import ModelCost, Peaks, Work
 from engine.kvstore import bytes_per_token
-from engine.modelconfig import ModelConfig, RopeScaling
+from engine.modelconfig import ModelConfig
 from engine.request import Request, Sampling
+from engine.rope import RopeScaling
 from engine.scheduler import Row
 from engine.stats import WINDOW_S, EngineStats, Histogram, Occupancy, StepRecord, prompt_len_max, recent
 from engine.threads import TRY_EVERY, ThreadChooser, usable_cores

@@ -31,6 +31,23 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+CPU = torch.device("cpu")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+QWEN2_WINDOW = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 3,
+    "use_sliding_window": True,
+    "sliding_window": 17,
+    "max_window_layers": 1,
+}
+GEMMA = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "sliding_window": 10,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    "final_logit_softcapping": 5.0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama, grouped queries, tied head": {},
     "llama, one KV head a head, head of its own": {"num_key_value_heads": 4, "tie_word_embeddings": False},
@@ -41,20 +58,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "heads wider than hidden / heads": {"head_dim": 16},
     "qwen2, biases on q, k and v": {"model_type": "qwen2", "num_hidden_layers": 3},
     "mistral without a window": {"model_type": "mistral", "sliding_window": None},
+    "mistral, a window within blocks": {"model_type": "mistral", "sliding_window": 6},
+    "mistral, a window that ends with blocks": {"model_type": "mistral", "sliding_window": 32},
+    "qwen2, a window in its last layers": QWEN2_WINDOW,
+    "qwen3, heads normed": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3, windows by layer": {
+        "model_type": "qwen3",
+        "head_dim": 8,
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "yarn, the context not restated": {"model_type": "qwen2", "rope_scaling": YARN},
+    "yarn with all its numbers": {
+        "model_type": "qwen3",
+        "head_dim": 32,
+        "rope_parameters": YARN | {"beta_fast": 6.0, "beta_slow": 1.5, "attention_factor": 1.3, "truncate": False},
+    },
+    "gemma 2, layers in turn": GEMMA | {"model_type": "gemma2", "attn_logit_softcapping": 2.0},
+    "gemma 2 without caps": GEMMA
+    | {"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma 3, two rotary bases": GEMMA | {"model_type": "gemma3_text", "sliding_window_pattern": 3},
+    "gemma 3 as transformers 5 writes it": GEMMA
+    | {
+        "model_type": "gemma3_text",
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
 }
 
 
 def load(folder: Path, kernel: Kernel = Plain) -> Decoder:
     checkpoint = open_checkpoint(folder)
     with torch.inference_mode():
-        return load_decoder(checkpoint, torch.float32, torch.device("cpu"), 512, lambda done: None, kernel)
+        return load_decoder(checkpoint, torch.float32, CPU, 512, lambda done: None, kernel)
 
 
 def logits_of(decoder: Decoder, tokens: list[int], chunks: list[int], beside: list[int]) -> torch.Tensor:
     """Logits of each token, computed chunk by chunk through a paged cache, next to another sequence in the same steps."""
     pool = BlockPool(64, 4)
     pool.take(3)  # so that blocks don't begin at 0
-    cache = KVStore(decoder.config, 64, 4, torch.float32, torch.device("cpu"))
+    cache = KVStore(decoder.config, 64, 4, torch.float32, CPU)
     rows: list[torch.Tensor] = []
     first = Request("a", tokens[:1], Sampling(), 0.0)
     other = Request("b", beside, Sampling(), 0.0)
@@ -66,7 +114,7 @@ def logits_of(decoder: Decoder, tokens: list[int], chunks: list[int], beside: li
         for count in chunks:
             first.tokens = tokens[: done + count]
             plan = scheduler.schedule()
-            batch = build(plan, 4, torch.float32, torch.device("cpu"), decoder.head.padded)
+            batch = build(plan, 4, torch.float32, CPU, decoder.head.padded, decoder.config.window)
             out = decoder.logits(decoder.forward(batch, cache))
             at = 0
             for row in batch.rows:
@@ -120,9 +168,13 @@ def test_weights_in_shards_load_like_weights_in_one_file(tmp_path: Path) -> None
     [
         ({"model_type": "gpt_neox"}, "model_type 'gpt_neox'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope scaling 'dynamic'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config 'awq'"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 128}, "sliding_window 128"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["mamba"] * 2}, "layer_types 'mamba'"),
+        ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types names 1 layers, expected 2"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
     ],
 )
@@ -168,10 +220,10 @@ def test_a_step_stays_on_the_models_device(tmp_path: Path, dtype: torch.dtype) -
         shapes = []
         for _ in range(4):
             plan = scheduler.schedule()
-            batch = build(plan, 16, dtype, device)
+            batch = build(plan, 16, dtype, device, window=decoder.config.window)
             logits = decoder.logits(decoder.forward(batch, cache))
             assert (logits.device, logits.dtype) == (device, dtype)
-            shapes.append((len(batch.decode), len(batch.prefill), logits.shape[0]))
+            shapes.append((len(batch.full.decode), len(batch.full.prefill), logits.shape[0]))
             for row in plan.rows:
                 row.request.tokens += [1] * row.samples
                 row.request.num_computed += row.count
@@ -183,11 +235,11 @@ def test_half_precision_runs_on_cpu_and_is_near(tmp_path: Path) -> None:
     tokens = list(range(30))
     exact = logits_of(load(folder), tokens, [30], [1])
     with torch.inference_mode():
-        half = load_decoder(open_checkpoint(folder), torch.bfloat16, torch.device("cpu"), 512, lambda done: None, Plain)
-        cache = KVStore(half.config, 8, 16, torch.bfloat16, torch.device("cpu"))
+        half = load_decoder(open_checkpoint(folder), torch.bfloat16, CPU, 512, lambda done: None, Plain)
+        cache = KVStore(half.config, 8, 16, torch.bfloat16, CPU)
         scheduler = Scheduler(BlockPool(8, 16), FirstCome(), 1, 64, 256)
         scheduler.add(Request("a", tokens, Sampling(), 0.0))
-        got = half.logits(half.forward(build(scheduler.schedule(), 16, torch.bfloat16, torch.device("cpu")), cache))
+        got = half.logits(half.forward(build(scheduler.schedule(), 16, torch.bfloat16, CPU), cache))
     assert float((got.float() - exact).abs().mean()) < 0.03 * float(exact.abs().mean())
 
 

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from engine.checkpoints.find import find_model, open_checkpoint
 from engine.checkpoints.gguf import GGUFFile
-from engine.modelconfig import UnsupportedModel, inverse_frequencies
+from engine.modelconfig import ModelConfig, UnsupportedModel
+from engine.rope import inverse_frequencies
 from tests.engine.checkpoints import TINY, byte_tokenizer, write_checkpoint
 from tests.engine.test_families import load, logits_of
 
@@ -232,7 +233,11 @@ def test_rope_factors_stored_in_the_file_stretch_the_frequencies(tmp_path: Path)
 
     plain = GGUFFile(write_gguf(tmp_path / "plain.gguf", "llama", byte_vocabulary("llama-bpe"))).config
     scaled = GGUFFile(write_gguf(tmp_path / "scaled.gguf", "llama", extra)).config
-    ratios = [p / s for p, s in zip(inverse_frequencies(plain), inverse_frequencies(scaled), strict=True)]
+
+    def frequencies(config: ModelConfig) -> list[float]:
+        return inverse_frequencies(config.head_dim, config.rope_theta, config.rope)
+
+    ratios = [p / s for p, s in zip(*map(frequencies, (plain, scaled)), strict=True)]
     assert ratios == pytest.approx([1.0, 2.0, 4.0, 8.0])
 
 
