@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.batch import DecodeGroup, PrefillChunk, Reach
-from engine.kvstore import LayerCache
+from engine.kernels.native import Kernels
+from engine.kvstore import LayerCache, PlainLayer
 from engine.modelconfig import ModelConfig
 
 Tensor = torch.Tensor
@@ -47,7 +48,6 @@ class GatherAttention:
         if group.view is not None:
             kv = cache.run(*group.view)[group.skip :].unsqueeze(0)
         else:
-            assert group.table is not None
             kv = cache.gather(group.table).view(rows, -1, self.kv_width)
         k, v = self._split(kv)
         if self.cap is not None:
@@ -96,3 +96,33 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
     if mask is not None:
         scores = scores + mask
     return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+
+
+class CompiledAttention(GatherAttention):
+    """Single tokens by the compiled kernel, which reads the cache through the block table where it lies; the rest by torch."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+        super().__init__(config)
+        self.kernels = kernels
+
+    @staticmethod
+    def suits(config: ModelConfig, dtype: torch.dtype) -> bool:
+        """Whether the kernel can do it: float32, heads of a multiple of 8 numbers, no cap."""
+        return dtype is torch.float32 and config.head_dim % 8 == 0 and config.attention_cap is None
+
+    def _decode(self, group: DecodeGroup, qkv: Tensor, cache: LayerCache) -> Tensor:
+        if not isinstance(cache, PlainLayer):
+            return super()._decode(group, qkv, cache)
+        rows = group.end - group.begin
+        out = qkv.new_empty(rows, self.heads, self.head_dim)
+        self.kernels.attention(
+            qkv[group.begin : group.end],
+            cache.slots,
+            group.table.view(rows, -1),
+            (group.firsts, group.lengths),
+            cache.block_size,
+            self.groups,
+            self.head_dim**-0.5 if self.scale is None else self.scale,
+            out,
+        )
+        return out.view(rows, self.q_width)

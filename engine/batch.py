@@ -21,16 +21,18 @@ group costs in fixed time."""
 class DecodeGroup:
     """Rows `begin` to `end` of the step, one token each, that attend together over tables of equal width.
 
-    `view` is (first block, tokens) when the group is one sequence whose blocks lie next to each other; then nothing needs
-    gathering, and the view's first `skip` tokens are out of reach. Else `table` is [rows * blocks] and `mask`
-    [rows, 1, 1, blocks * block_size], 0 or -inf.
+    `table` is [rows * blocks]; a row attends to the tokens `firsts` to before `lengths` of its part of the table, both [rows].
+    `view` is (first block, tokens) when the group is one sequence whose blocks lie next to each other: then nothing needs
+    gathering, and the view's first `skip` tokens are out of reach. Else `mask` is [rows, 1, 1, blocks * block_size], 0 or -inf.
     """
 
     begin: int
     end: int
     view: tuple[int, int] | None
-    table: Tensor | None
+    table: Tensor
     mask: Tensor | None
+    firsts: Tensor
+    lengths: Tensor
     skip: int = 0
 
 
@@ -166,19 +168,19 @@ def _decode_group(
         if blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == list(range(blocks[0], blocks[-1] + 1)):
             tokens = rows[0].context - offset
             skip = 0 if window is None else max(0, tokens - window)
-            return DecodeGroup(begin, end, (blocks[0], tokens), None, None, skip)
+            own, first, last = (torch.tensor(numbers, device=device) for numbers in (blocks, [skip], [tokens]))
+            return DecodeGroup(begin, end, (blocks[0], tokens), own, None, first, last, skip)
     width = max(len(blocks) for blocks, _ in spans)
     table: list[int] = []
     for blocks, _ in spans:
         table += blocks
         table += [0] * (width - len(blocks))
     ends = torch.tensor([row.context - offset for row, (_, offset) in zip(rows, spans, strict=True)], device=device)
+    firsts = torch.zeros_like(ends) if window is None else (ends - window).clamp_(min=0)
     at = torch.arange(width * block_size, device=device)
-    outside = at >= ends[:, None]
-    if window is not None:
-        outside |= at < (ends - window)[:, None]
+    outside = (at >= ends[:, None]) | (at < firsts[:, None])
     mask = torch.zeros(outside.shape, dtype=dtype, device=device).masked_fill_(outside, float("-inf"))
-    return DecodeGroup(begin, end, None, torch.tensor(table, device=device), mask[:, None, None, :])
+    return DecodeGroup(begin, end, None, torch.tensor(table, device=device), mask[:, None, None, :], firsts, ends)
 
 
 def _prefill_chunk(

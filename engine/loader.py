@@ -22,9 +22,10 @@ def load_decoder(
     context: int,
     progress: Progress,
     kernel: Kernel,
+    head_kernel: Kernel | None = None,
 ) -> Decoder:
-    """Read all weights, for products by `kernel`. `progress` hears 0..1. UnsupportedModel names a tensor that is missing or
-    has another shape.
+    """Read all weights, for products by `kernel`, the last by `head_kernel` if that is another one. `progress` hears 0..1.
+    UnsupportedModel names a tensor that is missing or has another shape.
     """
     config = checkpoint.config
     source = _Source(checkpoint, dtype, device)
@@ -36,7 +37,7 @@ def load_decoder(
     tied = config.tied or not checkpoint.has("lm_head.weight")
     head = embedding if tied else source.take("lm_head.weight", (config.vocab, config.hidden))
     norm = source.norm("model.norm")
-    decoder = Decoder(config, embedding, layers, norm, kernel(head, None), context)
+    decoder = Decoder(config, embedding, layers, norm, (head_kernel or kernel)(head, None), context)
     progress(1.0)
     return decoder
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -112,6 +113,14 @@ class QualityCache:
             return
 
     def _path(self, scheme: str, kernel: str) -> Path:
-        parts = (self._checkpoint, scheme, kernel, hashlib.sha256(text().encode()).hexdigest())
+        parts = (self._checkpoint, scheme, kernel, hashlib.sha256(text().encode()).hexdigest(), _code())
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
         return own_folder(cache_folder()) / f"quality-{key}.json"
+
+
+@cache
+def _code() -> str:
+    """Changes with the code that decides what a scheme costs."""
+    names = ("quantized.py", "kernelchoice.py", "kernels/quantized.cpp")
+    room = files(__package__)
+    return hashlib.sha256(b"".join(room.joinpath(name).read_bytes() for name in names)).hexdigest()

@@ -113,9 +113,9 @@ def _batch(streams: int, context: int, decoder: Decoder) -> Batch:
     at = torch.arange(streams)
     slots: Sequence[int] = [number * context + context - 1 for number in range(streams)]
     mask = torch.zeros(streams, 1, 1, context, dtype=decoder.embedding.dtype)
-    group = (
-        DecodeGroup(0, 1, (0, context), None, None) if streams == 1 else DecodeGroup(0, streams, None, at.clone(), mask)
-    )
+    lengths = torch.full((streams,), context)
+    view = (0, context) if streams == 1 else None
+    group = DecodeGroup(0, streams, view, at.clone(), None if view else mask, torch.zeros_like(lengths), lengths)
     return Batch(
         ids=at % decoder.config.vocab,
         positions=torch.full((streams,), context - 1),

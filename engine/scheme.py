@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from engine.attention import CompiledAttention
 from engine.checkpoints.interface import Checkpoint
 from engine.divergence import measure
 from engine.kernelchoice import Choice, choose_kernel, told
@@ -121,5 +122,8 @@ class SchemeLoader:
             self._context,
             lambda done: self._progress("weights", done),
             choice.kernel,
+            choice.head,
         )
+        if choice.compiled is not None and CompiledAttention.suits(decoder.config, self._dtype):
+            decoder.attention = CompiledAttention(decoder.config, choice.compiled)
         return Loaded(decoder, choice)

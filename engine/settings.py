@@ -25,7 +25,7 @@ class EngineSettings:
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     dtype: str = "auto"  # auto, float32, bfloat16, float16; auto is float32 on CPU, the checkpoint's on CUDA
     quantize: str = "none"  # weights: none, int8, int4, auto (the fastest that this model bears; CPU only)
-    quantize_group: int = 32  # int4: weights that share a range: 32, 64, 128
+    quantize_group: int = 32  # quantised weights that share a range: 32, 64, 128
     threads: int = 0  # CPU threads at most; 0: all cores that this process may use
 
     max_seqs: int = 32  # sequences in one step at most

@@ -22,12 +22,12 @@ class Weights(ctypes.Structure):
 
     _fields_ = (
         ("packed", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("padded_inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
         ("group", ctypes.c_int64),
+        ("bits", ctypes.c_int64),
     )
 
 
@@ -46,6 +46,13 @@ class Kernels:
             *(ctypes.c_int64, pointer, pointer, ctypes.c_int),
         )
         self._product.restype = None
+        self._attention = library.pairscope_attention
+        self._attention.argtypes = (
+            *(pointer, ctypes.c_int64, pointer, pointer, pointer, pointer),
+            *([ctypes.c_int64] * 6),
+            *(ctypes.c_double, pointer, ctypes.c_int),
+        )
+        self._attention.restype = None
 
     @property
     def name(self) -> str:
@@ -73,6 +80,40 @@ class Kernels:
             gated,
             None if residual is None else residual.data_ptr(),
             y.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def attention(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        table: Tensor,
+        span: tuple[Tensor, Tensor],
+        block_size: int,
+        kv_heads: int,
+        scale: float,
+        out: Tensor,
+    ) -> None:
+        """Fill out [rows, heads, head_dim]: attention of the queries that begin each row of q, each over its own tokens.
+
+        `cache` is [slots, 2 x KV heads x head_dim] float32, `table` [rows, blocks] int64; `span` says for each row at which
+        token of its blocks it begins and before which it ends, [rows] int64 each. All are contiguous, but rows of q may lie
+        apart. head_dim is a multiple of 8.
+        """
+        self._attention(
+            q.data_ptr(),
+            q.stride(0),
+            cache.data_ptr(),
+            table.data_ptr(),
+            span[0].data_ptr(),
+            span[1].data_ptr(),
+            *table.shape,
+            block_size,
+            out.shape[1],
+            kv_heads,
+            out.shape[2],
+            scale,
+            out.data_ptr(),
             torch.get_num_threads(),
         )
 

@@ -1,12 +1,13 @@
-// Products with quantised weights on x86-64: 8 bits (one scale an output) and 4 bits (a scale and a least value a group).
+// Products with quantised weights on x86-64, 8 bits (a scale a group) and 4 bits (a scale and a least value a group), and
+// attention of single tokens over the paged cache.
 //
 // Activations are quantised on the way in: 32 neighbours share one scale, so that an outlier spoils only its own group.
 // Sums within a group are whole numbers, sums over groups are floats in the order of the inputs: a row's result depends
 // neither on the other rows, nor on the number of threads, and only by rounding on the instructions that are there.
 //
 // Weights lie in blocks of 16 outputs. A block holds, for every four inputs, 16 x 4 bytes: one 512-bit or two 256-bit loads.
-// 4-bit blocks hold for every group 16 scales and 16 least values (float16), then 256 bytes for every 32 inputs: byte i of
-// these has weight i of the 8-bit order in its low half and weight i + 256 in its high half.
+// Before each group stand its 16 scales (float16), and with 4 bits 16 least values. 4-bit groups then have 256 bytes for every
+// 32 inputs: byte i of these has weight i of the 8-bit order in its low half and weight i + 256 in its high half.
 
 #include <immintrin.h>
 
@@ -34,12 +35,12 @@ extern "C" {
 
 struct Weights {
     const uint8_t* packed;
-    const float* scale;  // [outputs padded to 16]; null: 4 bits
-    const float* bias;   // [outputs padded to 16] or null
+    const float* bias;  // [outputs] or null
     int64_t inputs;
-    int64_t padded_inputs;  // multiple of 32 (8 bits) or of the group (4 bits)
+    int64_t padded_inputs;  // multiple of the group
     int64_t outputs;
-    int64_t group;  // of 4-bit weights: multiple of 32
+    int64_t group;  // multiple of 32
+    int64_t bits;   // 4 or 8
 };
 }
 
@@ -191,8 +192,7 @@ void finish(const Output& out, int64_t row, int64_t column, int64_t width, const
     float* y = out.y + row * out.w.outputs + column;
     const float* more = out.residual ? out.residual + row * out.w.outputs + column : nullptr;
     for (int64_t i = 0; i < width; i++) {
-        float value = out.w.scale ? sums[i] * out.w.scale[column + i] : sums[i];
-        if (out.w.bias) value += out.w.bias[column + i];
+        float value = out.w.bias ? sums[i] + out.w.bias[column + i] : sums[i];
         y[i] = more ? value + more[i] : value;
     }
 }
@@ -207,15 +207,21 @@ inline int32_t four(const int8_t* at) {
 
 // Weights as their absolute values (0..127) times activations with the weights' signs: pairs fit into 16 bits.
 template <int R>
-AVX2 void tile8_avx2(const uint8_t* block, const Quantised& in, int64_t row, float sums[R][8]) {
+AVX2 void tile8_avx2(const uint8_t* block, int64_t half, const Quantised& in, int64_t group, int64_t row, float sums[R][8]) {
     __m256 f[R];
     for (int r = 0; r < R; r++) f[r] = _mm256_setzero_ps();
     const __m256i ones = _mm256_set1_epi16(1);
+    int64_t per_group = group / GROUP;
+    __m256 wide = _mm256_setzero_ps();
     for (int64_t g = 0; g < in.groups; g++) {
+        if (g % per_group == 0) {
+            wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + half * 16)));
+            block += 32;
+        }
         __m256i sum[R];
         for (int r = 0; r < R; r++) sum[r] = _mm256_setzero_si256();
-        for (int j = 0; j < 8; j++) {
-            __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + (g * 8 + j) * 64));
+        for (int j = 0; j < 8; j++, block += 64) {
+            __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + half * 32));
             __m256i size = _mm256_abs_epi8(w);
             for (int r = 0; r < R; r++) {
                 __m256i a = _mm256_set1_epi32(four(in.numbers + (row + r) * in.inputs + g * GROUP + j * 4));
@@ -224,7 +230,7 @@ AVX2 void tile8_avx2(const uint8_t* block, const Quantised& in, int64_t row, flo
             }
         }
         for (int r = 0; r < R; r++) {
-            __m256 scale = _mm256_set1_ps(in.scale[(row + r) * in.groups + g]);
+            __m256 scale = _mm256_mul_ps(wide, _mm256_set1_ps(in.scale[(row + r) * in.groups + g]));
             f[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r]), scale, f[r]);
         }
     }
@@ -270,8 +276,8 @@ template <int R>
 AVX2 void rows_avx2(const Output& out, const Quantised& in, const uint8_t* block, int64_t row, int64_t column) {
     float sums[R][8];
     for (int64_t half = 0; half < 2 && column + half * 8 < out.w.outputs; half++) {
-        if (out.w.scale)
-            tile8_avx2<R>(block + half * 32, in, row, sums);
+        if (out.w.bits == 8)
+            tile8_avx2<R>(block, half, in, out.w.group, row, sums);
         else
             tile4_avx2<R>(block, half, in, out.w.group, row, sums);
         for (int r = 0; r < R; r++) finish(out, row + r, column + half * 8, 8, sums[r]);
@@ -282,22 +288,28 @@ AVX2 void rows_avx2(const Output& out, const Quantised& in, const uint8_t* block
 
 // Weights as w + 128 (0..255): the sum begins with -128 times the sum of the activations.
 template <int R>
-VNNI void tile8_vnni(const uint8_t* block, const Quantised& in, int64_t row, float sums[R][16]) {
+VNNI void tile8_vnni(const uint8_t* block, const Quantised& in, int64_t group, int64_t row, float sums[R][16]) {
     __m512 f[R];
     for (int r = 0; r < R; r++) f[r] = _mm512_setzero_ps();
     const __m512i turn = _mm512_set1_epi8(-128);
+    int64_t per_group = group / GROUP;
+    __m512 wide = _mm512_setzero_ps();
     for (int64_t g = 0; g < in.groups; g++) {
+        if (g % per_group == 0) {
+            wide = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block)));
+            block += 32;
+        }
         __m512i sum[R];
         for (int r = 0; r < R; r++) sum[r] = _mm512_set1_epi32(-128 * in.sum[(row + r) * in.groups + g]);
-        for (int j = 0; j < 8; j++) {
-            __m512i w = _mm512_xor_si512(_mm512_loadu_si512(block + (g * 8 + j) * 64), turn);
+        for (int j = 0; j < 8; j++, block += 64) {
+            __m512i w = _mm512_xor_si512(_mm512_loadu_si512(block), turn);
             for (int r = 0; r < R; r++) {
                 __m512i a = _mm512_set1_epi32(four(in.numbers + (row + r) * in.inputs + g * GROUP + j * 4));
                 sum[r] = _mm512_dpbusd_epi32(sum[r], w, a);
             }
         }
         for (int r = 0; r < R; r++) {
-            __m512 scale = _mm512_set1_ps(in.scale[(row + r) * in.groups + g]);
+            __m512 scale = _mm512_mul_ps(wide, _mm512_set1_ps(in.scale[(row + r) * in.groups + g]));
             f[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), scale, f[r]);
         }
     }
@@ -340,8 +352,8 @@ VNNI void tile4_vnni(const uint8_t* block, const Quantised& in, int64_t group, i
 template <int R>
 VNNI void rows_vnni(const Output& out, const Quantised& in, const uint8_t* block, int64_t row, int64_t column) {
     float sums[R][16];
-    if (out.w.scale)
-        tile8_vnni<R>(block, in, row, sums);
+    if (out.w.bits == 8)
+        tile8_vnni<R>(block, in, out.w.group, row, sums);
     else
         tile4_vnni<R>(block, in, out.w.group, row, sums);
     for (int r = 0; r < R; r++) finish(out, row + r, column, 16, sums[r]);
@@ -358,7 +370,8 @@ void multiply(int level, const Quantised& in, int64_t rows, const Output& out, i
     const RowsKernel* kernels = level == WITH_VNNI ? BY_VNNI : BY_AVX2;
     int64_t most = level == WITH_VNNI ? 8 : 4;
     const Weights& w = out.w;
-    int64_t block_bytes = w.scale ? BLOCK * w.padded_inputs : w.padded_inputs / w.group * 64 + w.padded_inputs * BLOCK / 2;
+    int64_t group_bytes = w.bits == 8 ? 32 + w.group * BLOCK : 64 + w.group * BLOCK / 2;
+    int64_t block_bytes = w.padded_inputs / w.group * group_bytes;
     Span blocks = share((w.outputs + BLOCK - 1) / BLOCK, part, parts);
     for (int64_t block = blocks.begin; block < blocks.end; block++)
         for (int64_t row = 0; row < rows;) {
@@ -382,6 +395,76 @@ int team_parts() {
 #else
     return 1;
 #endif
+}
+
+// -- attention of single tokens ------------------------------------------------------------------------------------------
+
+// What attention reads. A slot of the cache holds K of all KV heads, then V of all KV heads, `width` numbers in all.
+struct Attention {
+    const float* cache;
+    const int64_t* table;    // [rows, blocks]: which blocks hold a row's context, in order
+    const int64_t* firsts;   // [rows]: the first token in the table's blocks that a row attends to
+    const int64_t* lengths;  // [rows]: the token before which it ends
+    int64_t rows, blocks, block_size, heads, kv_heads, head_dim;
+    double scale;
+};
+
+// Sum of weights[t] * V of token t, for N * 8 numbers of a head.
+template <int N>
+AVX2 void weighted(const Attention& a, int64_t row, int64_t offset, const float* weights, float* out) {
+    int64_t first = a.firsts[row], length = a.lengths[row];
+    int64_t width = 2 * a.kv_heads * a.head_dim;
+    __m256 sums[N];
+    for (int i = 0; i < N; i++) sums[i] = _mm256_setzero_ps();
+    for (int64_t begin = first / a.block_size * a.block_size; begin < length; begin += a.block_size) {
+        int64_t block = a.table[row * a.blocks + begin / a.block_size];
+        int64_t from = std::max(begin, first), end = std::min(begin + a.block_size, length);
+        const float* v = a.cache + (block * a.block_size + from - begin) * width + offset;
+        for (int64_t t = from; t < end; t++, v += width) {
+            __m256 weight = _mm256_set1_ps(weights[t]);
+            for (int i = 0; i < N; i++) sums[i] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(v + 8 * i), sums[i]);
+        }
+    }
+    for (int i = 0; i < N; i++) _mm256_storeu_ps(out + 8 * i, sums[i]);
+}
+
+// One query of one head: softmax(scale q K) V. `weights` has room for the context, rounded up to 8.
+AVX2 void attend(const Attention& a, const float* q, int64_t row, int64_t kv_head, float* weights, float* out) {
+    int64_t first = a.firsts[row], length = a.lengths[row], width = 2 * a.kv_heads * a.head_dim;
+    float scale = float(a.scale), most = -INFINITY;
+    for (int64_t begin = first / a.block_size * a.block_size; begin < length; begin += a.block_size) {
+        int64_t block = a.table[row * a.blocks + begin / a.block_size];
+        int64_t from = std::max(begin, first), end = std::min(begin + a.block_size, length);
+        const float* k = a.cache + (block * a.block_size + from - begin) * width + kv_head * a.head_dim;
+        for (int64_t t = from; t < end; t++, k += width) {
+            __m256 even = _mm256_setzero_ps(), odd = even;
+            int64_t i = 0;
+            for (; i + 16 <= a.head_dim; i += 16) {
+                even = _mm256_fmadd_ps(_mm256_loadu_ps(q + i), _mm256_loadu_ps(k + i), even);
+                odd = _mm256_fmadd_ps(_mm256_loadu_ps(q + i + 8), _mm256_loadu_ps(k + i + 8), odd);
+            }
+            if (i < a.head_dim) even = _mm256_fmadd_ps(_mm256_loadu_ps(q + i), _mm256_loadu_ps(k + i), even);
+            weights[t] = total(_mm256_add_ps(even, odd)) * scale;
+            most = std::max(most, weights[t]);
+        }
+    }
+    int64_t vectors = first / 8 * 8;
+    for (int64_t t = vectors; t < first; t++) weights[t] = -INFINITY;
+    for (int64_t t = length; t % 8; t++) weights[t] = -INFINITY;
+    __m256 sums = _mm256_setzero_ps();
+    for (int64_t t = vectors; t < length; t += 8) {
+        __m256 score = _mm256_loadu_ps(weights + t);
+        __m256 there = _mm256_cmp_ps(score, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+        __m256 e = _mm256_and_ps(exponential(_mm256_sub_ps(score, _mm256_set1_ps(most))), there);
+        _mm256_storeu_ps(weights + t, e);
+        sums = _mm256_add_ps(sums, e);
+    }
+    __m256 share = _mm256_set1_ps(1.f / total(sums));
+    for (int64_t t = vectors; t < length; t += 8) _mm256_storeu_ps(weights + t, _mm256_mul_ps(_mm256_loadu_ps(weights + t), share));
+    int64_t values = (a.kv_heads + kv_head) * a.head_dim, at = 0;
+    for (; at + 64 <= a.head_dim; at += 64) weighted<8>(a, row, values + at, weights, out + at);
+    for (; at + 16 <= a.head_dim; at += 16) weighted<2>(a, row, values + at, weights, out + at);
+    if (at < a.head_dim) weighted<1>(a, row, values + at, weights, out + at);
 }
 
 // Called by every thread of a team; all must have passed a barrier since x was written and before y is read.
@@ -414,5 +497,24 @@ void pairscope_product(int level, const Weights* w, const float* x, int64_t rows
     Input in{x, rows, stride, norm, eps, gated};
 #pragma omp parallel num_threads(threads)
     product(level, *w, in, residual, y, bytes);
+}
+
+// out [rows, heads x head_dim] of the queries that begin each row of `q`, rows `stride` numbers apart; head_dim is a multiple of 8.
+void pairscope_attention(const float* q, int64_t stride, const float* cache, const int64_t* table, const int64_t* firsts,
+                         const int64_t* lengths, int64_t rows, int64_t blocks, int64_t block_size, int64_t heads,
+                         int64_t kv_heads, int64_t head_dim, double scale, float* out, int threads) {
+    static thread_local Memory memory;
+    Attention a{cache, table, firsts, lengths, rows, blocks, block_size, heads, kv_heads, head_dim, scale};
+    int64_t room = (blocks * block_size + 23) / 16 * 16;  // a cache line is nobody else's
+    auto* weights = reinterpret_cast<float*>(memory.at_least(sizeof(float) * room * std::max(threads, 1)));
+#pragma omp parallel num_threads(threads)
+    {
+        Span units = share(rows * heads, team_part(), team_parts());
+        for (int64_t unit = units.begin; unit < units.end; unit++) {
+            int64_t row = unit / heads, head = unit % heads;
+            attend(a, q + row * stride + head * head_dim, row, head / (heads / kv_heads), weights + team_part() * room,
+                   out + unit * head_dim);
+        }
+    }
 }
 }
