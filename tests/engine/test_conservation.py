@@ -157,7 +157,7 @@ class LongMachine(EngineMachine):
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestEngineForLong = pytest.mark.long(LongMachine.TestCase)
-TestEngineForLong.settings = settings(max_examples=1000, stateful_step_count=200, deadline=None)
+TestEngineForLong.settings = settings(max_examples=300, stateful_step_count=200, deadline=None)
 
 
 @pytest.mark.parametrize("host_blocks", [0, 25])
