@@ -108,10 +108,10 @@ def read_fleet(store: Store, now_ns: int, *, forget_s: float, stale_s: float, he
         host = hosts.get(PairKey(node))
         named = {index for engine in own for index in gpu_names(engine.tags)}
         for engine in own:
-            indices = gpu_names(engine.tags) or tuple(sorted((i for i in mine if i not in named), key=_index))
+            indices = gpu_names(engine.tags) or tuple(sorted((i for i in mine if i not in named), key=by_number))
             key = PairKey(node, engine.tags.get("engine", ""))
             pairs[key] = _pair(key, engine, [mine[i] for i in indices if i in mine], indices, host, outputs, fresh)
-        loose = [mine[i] for i in sorted(mine, key=_index) if i not in named]
+        loose = [mine[i] for i in sorted(mine, key=by_number) if i not in named]
         if not own or (loose and all(gpu_names(engine.tags) for engine in own)):
             key = PairKey(node)
             pairs[key] = _pair(key, None, loose, tuple(s.tags["gpu"] for s in loose), host, outputs, fresh)
@@ -125,8 +125,9 @@ def gpu_names(tags: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in tags.get("gpus", "").split("+") if name)
 
 
-def _index(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdigit() else (1 << 30, name)
+def by_number(name: str) -> tuple[int, str]:
+    """By number where it is one; a name from outside may be digits that int() refuses."""
+    return (int(name), "") if name.isascii() and name.isdigit() and len(name) <= 9 else (1 << 30, name)
 
 
 def _newest(samples: Iterable[Sample], tag: str = "") -> dict[PairKey, Sample]:

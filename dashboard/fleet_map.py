@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from dashboard.chart import FONT
-from dashboard.fleet import Fleet, PairNow
+from dashboard.fleet import Fleet, PairNow, by_number
 from dashboard.marks import say_cause
 from dashboard.palette import palette
 from dashboard.selection import PairKey, Selection
@@ -55,9 +55,7 @@ def cells(fleet: Fleet, cpu: str) -> tuple[list[str], list[str], dict[tuple[str,
             count[pair.key.node] = before + 1
             row = str(before) if not by_gpu else cpu if not before else f"{cpu} {before + 1}"
             placed.setdefault((pair.key.node, row), pair)
-    rows = sorted(
-        {row for _, row in placed}, key=lambda row: (not row.isdigit(), int(row) if row.isdigit() else 0, row)
-    )
+    rows = sorted({row for _, row in placed}, key=by_number)
     return nodes, rows, placed
 
 

@@ -157,7 +157,11 @@ def _field_order(measurement: str) -> Callable[[tuple[str, Value]], int]:
 def _order(sample: Sample) -> tuple[int, str, int]:
     measurements = list(catalogue.MEASUREMENTS)
     name = sample.tags.get(_NAMES.get(sample.measurement, ""), "")
-    return (measurements.index(sample.measurement), sample.tags.get("gpu", ""), int(name) if name.isdigit() else 0)
+    return (
+        measurements.index(sample.measurement),
+        sample.tags.get("gpu", ""),
+        int(name) if name.isascii() and name.isdigit() and len(name) <= 9 else 0,
+    )
 
 
 def _event_line(sample: Sample, language: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 
 from rules.triage import can_tell
 from rules.verdict import Cause, Diagnosis, Verdict
@@ -17,6 +18,7 @@ from telemetry.catalogue import ALERT_STATES, COMMON_TAGS
 from telemetry.sample import Sample
 
 WIDE = ("rack", "circuit", "cluster")
+MOST_FLIPS = 16  # are counted
 PENDING, FIRING, RESOLVED = "pending", "firing", "resolved"
 
 
@@ -213,7 +215,7 @@ class AlertMachine:
             return []
         alert.state, alert.resolved_ns = RESOLVED, at_ns
         alert.true_s = alert.false_s = 0.0
-        alert.flips = min(alert.flips + 1, 16)
+        alert.flips = min(alert.flips + 1, MOST_FLIPS)
         return [Transition(RESOLVED, replace(alert), None)]
 
     def _absorb(self, conditions: Mapping[str, Condition]) -> None:
@@ -248,12 +250,34 @@ class AlertMachine:
                 raise ValueError("it was made by another version")
             for plain in state["alerts"]:
                 alert = Alert(**plain)
-                if alert.state not in ALERT_STATES:
-                    raise ValueError(f"state {alert.state!r}")
+                _check(alert)
                 machine.alerts[alert.fingerprint] = alert
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of the alerts is not complete: {error}") from error
         return machine
+
+
+def _check(alert: Alert) -> None:
+    """ValueError for a value that `state` could not have written: it would end every turn to come."""
+    if alert.state not in ALERT_STATES:
+        raise ValueError(f"state {alert.state!r}")
+    texts = [alert.fingerprint, alert.cause, alert.scope, alert.severity, alert.summary_key]
+    if not isinstance(alert.place, dict) or not isinstance(alert.nodes, list) or not alert.nodes:
+        raise ValueError(f"an alert of no place: {alert.place!r}, {alert.nodes!r}")
+    texts += [*alert.place, *alert.place.values(), *alert.nodes]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(alert.summary_values, dict):
+        raise ValueError("a name or a summary that is no text")
+    whole = [alert.began_ns, alert.opened_ns, alert.fired_ns, alert.resolved_ns, alert.flips]
+    missing = [alert.fired_ns, alert.resolved_ns, alert.loss_pct].count(None)
+    if [*whole, alert.loss_pct].count(None) > missing or not all(
+        type(number) is int and 0 <= number < 2**63 for number in whole if number is not None
+    ):
+        raise ValueError("a time or a count that is none")
+    measured = [alert.true_s, alert.false_s, alert.confidence, alert.loss_pct]
+    if not all(type(number) in (int, float) and isfinite(number) for number in measured if number is not None):
+        raise ValueError("a measure that is no number")
+    if None in measured[:3] or alert.flips > MOST_FLIPS or not isinstance(alert.simulated, bool):
+        raise ValueError("a measure, a count of flips or a mark that can't be")
 
 
 def alert_sample(alert: Alert, summary: str, at_ns: int) -> Sample:

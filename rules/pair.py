@@ -65,7 +65,8 @@ def _indices(engine: Device) -> tuple[str, ...]:
 
 
 def _number(index: str) -> tuple[int, str]:
-    return (int(index), "") if index.isdigit() else (1 << 30, index)
+    """By number where it is one; a name from outside may be digits that int() refuses."""
+    return (int(index), "") if index.isascii() and index.isdigit() and len(index) <= 9 else (1 << 30, index)
 
 
 def _pair(node: str, engine: Device | None, gpus: tuple[Device, ...], window: Window | None = None) -> Pair:

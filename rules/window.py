@@ -270,7 +270,7 @@ class Window:
         for sample in samples:
             if sample.measurement == "event":
                 self._add_event(sample)
-            elif sample.measurement in KEPT:
+            elif sample.measurement in KEPT and sample.tags.get("node"):  # without a node it is nobody's
                 device = self._device(sample)
                 if device.measurement == "engine":
                     self._add_texts(device, sample)
@@ -315,7 +315,7 @@ class Window:
             node=sample.tags.get("node", ""),
             subject=sample.tags.get("subject", ""),
             text=str(sample.fields.get("text", "")),
-            code=int(code) if isinstance(code, int | float) else None,
+            code=int(code) if isinstance(code, int | float) and -REACH <= code <= REACH else None,
             time_ns=sample.time_ns,
         )
         if event not in self.events[-200:]:

@@ -25,15 +25,9 @@ def observe(
 ) -> Evidence:
     """Everything that is known of the pair at the reader's moment."""
     hosts = window.devices(pair.node, "host")
-    last = max(
-        (
-            device.last_ns
-            for measurement in ("gpu", "engine", "host")
-            for device in window.devices(pair.node, measurement)
-            if device.last_ns <= reader.at_ns
-        ),
-        default=0,
-    )
+    own = [device for name in ("gpu", "engine", "host") for device in window.devices(pair.node, name)]
+    heard = own or window.all_devices(pair.node)  # of some nodes only the power supplies or the room are known
+    last = max((device.last_ns for device in heard if device.last_ns <= reader.at_ns), default=0)
     return Evidence(
         node=pair.node,
         at_ns=reader.at_ns,

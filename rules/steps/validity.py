@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isinf
+
 from rules.evidence import Evidence, ratio, value
 from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, ruled_out, summary
 from rules.priors import Strength
@@ -18,8 +20,8 @@ def is_silent(evidence: Evidence, bar: Bar) -> bool:
 def telemetry(evidence: Evidence, bar: Bar) -> Finding:
     """R0: the node is silent, a device of it is, the engine answers without metrics, or its clock is off."""
     if is_silent(evidence, bar):
-        seen = line("silent", "", age_s=evidence.silent_s)
-        if not bar.reached("telemetry.named_s", evidence.silent_s):
+        seen = line("silent", "", age_s=min(evidence.silent_s, 1e6))
+        if isinf(evidence.silent_s) or not bar.reached("telemetry.named_s", evidence.silent_s):  # inf: never heard
             return no_data(Cause.TELEMETRY, seen)
         return confirmed(
             Cause.TELEMETRY,

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -201,6 +202,37 @@ def test_a_state_that_another_version_made_is_refused() -> None:
         except ValueError:
             continue
         raise AssertionError(state)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"nodes": None},
+        {"nodes": [3]},
+        {"nodes": []},
+        {"place": "n1"},
+        {"place": {"node": []}},
+        {"flips": 10**9},
+        {"flips": "2"},
+        {"true_s": "x"},
+        {"false_s": None},
+        {"false_s": float("inf")},
+        {"began_ns": 1e400},
+        {"opened_ns": None},
+        {"confidence": {}},
+        {"simulated": []},
+        {"summary_values": None},
+        {"state": 1},
+    ],
+)
+def test_a_damaged_alert_is_refused_when_it_is_read_and_not_in_every_turn_after(damage: dict[str, object]) -> None:
+    run = Run()
+    run.feed(BAD, times=20)
+    state = json.loads(json.dumps(run.machine.state()))
+    assert len(AlertMachine.of(state).open()) == 1
+    state["alerts"][0].update(damage)
+    with pytest.raises(ValueError):
+        AlertMachine.of(state)
 
 
 MOMENTS = {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from rules.triage import LONGEST_GAP_S, JudgeSettings, walk
+import pytest
+
+from rules.triage import LONGEST_GAP_S, JudgeSettings, judge, walk
 from telemetry.sample import Sample
 from tests.rules.plant import SECOND, T0
 
@@ -38,3 +40,16 @@ def test_years_of_silence_before_within_and_after_a_recording_are_not_walked() -
 def test_an_hour_of_silence_is_walked_moment_by_moment() -> None:
     last = T0 + int(LONGEST_GAP_S) * SECOND
     assert moments([T0, last]) == list(range(T0, last + 1, 5 * SECOND))
+
+
+def test_a_node_of_which_only_the_supplies_are_known_is_judged_and_so_is_a_time_before_1970(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    supply = [
+        Sample("psu", {"node": "n1", "psu": "1"}, {"ok": 1, "output_w": 411.0}, T0 + t * SECOND) for t in range(60)
+    ]
+    (alone,) = judge(supply)
+    assert not alone.verdicts and alone.headline.key == "rules.summary.node_ok"
+    (early,) = judge([gpu(-t * SECOND) for t in range(60, 0, -1)])
+    assert not early.verdicts and early.headline.key == "rules.summary.gap"
+    assert not caplog.records

@@ -148,3 +148,20 @@ def test_a_median_is_of_the_readings_that_are_there_now() -> None:
     window.add([Sample("host", host, {"cpu_pct": 50.0}, T0 + 5 * SECOND)])
     assert device.median("cpu_pct", *span) == 4.0
     assert device.median("iowait_pct", *span) is None
+
+
+def test_names_of_gpus_that_only_look_like_numbers_sort_behind_the_numbers() -> None:
+    window = Window()
+    for index in ("²", "9" * 5000, "10", "٣", "2"):
+        window.add([gpu(1, index, util_pct=90.0)])
+    assert [device.tags["gpu"] for device in pairs_of(window)[0].gpus][:2] == ["2", "10"]
+    assert len(pairs_of(window)[0].gpus) == 5
+
+
+def test_what_names_no_node_is_nobodys_and_an_event_without_a_number_has_no_code() -> None:
+    window = Window()
+    window.add([gpu(1, node="", util_pct=90.0), Sample("gpu", {"gpu": "1"}, {"util_pct": 91.0}, T0)])
+    assert window.nodes() == [] and pairs_of(window) == []
+    for code in (float("nan"), float("inf"), 1e300):
+        window.add([Sample("event", {"node": "n1", "kind": "xid"}, {"text": str(code), "code": code}, T0)])
+    assert [event.code for event in window.events] == [None, None, None]
