@@ -87,20 +87,18 @@ class Decoder:
             if layer.attention_post_norm is None:
                 x = layer.attention_out.plus(attended, x)
             else:
-                x = x + F.rms_norm(layer.attention_out(attended), (config.hidden,), layer.attention_post_norm, eps)
+                x = x + F.rms_norm(layer.attention_out(attended), x.shape[-1:], layer.attention_post_norm, eps)
             x = self._mlp(layer, x)
         return x[: batch.tokens]
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        config = self.config
-        gate_up = layer.gate_up.normed(x, layer.mlp_norm, config.norm_eps)
-        if config.activation == "silu":
+        eps = self.config.norm_eps
+        gate_up = layer.gate_up.normed(x, layer.mlp_norm, eps)
+        if layer.mlp_post_norm is None:
             return layer.down.gated_plus(gate_up, x)
         gate, up = gate_up.chunk(2, dim=-1)
         gated = F.gelu(gate, approximate="tanh").mul_(up)
-        if layer.mlp_post_norm is None:
-            return layer.down.plus(gated, x)
-        return x + F.rms_norm(layer.down(gated), (config.hidden,), layer.mlp_post_norm, config.norm_eps)
+        return x + F.rms_norm(layer.down(gated), x.shape[-1:], layer.mlp_post_norm, eps)
 
     def logits(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]"""

@@ -33,8 +33,9 @@ class ModelConfig:
     window: int | None = None  # tokens that `local_layers` attend to, the token's own among them
     local_layers: frozenset[int] = frozenset()
     local_rope_theta: float | None = None  # of local layers, unscaled; None: they turn as the others do
-    activation: str = "silu"  # of the MLP's gate: silu or gelu (by tanh)
-    post_norms: bool = False  # RMS norm of what attention and MLP give, before it is added (Gemma)
+    post_norms: bool = (
+        False  # RMS norm of what attention and MLP give, before it is added, and a gate of GELU, not SiLU (Gemma)
+    )
     norm_offset: float = 0.0  # what is added to stored norm weights
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of query times key; None: head_dim ** -0.5

@@ -53,7 +53,6 @@ def from_gguf(metadata: Mapping[str, Any], tied: bool, rope_factors: tuple[float
             window=int(key("attention.sliding_window")) if gemma else None,
             local_layers=frozenset(number for number in range(layers) if (number + 1) % every),
             local_rope_theta=10_000.0 if family == "gemma3" else None,
-            activation="gelu" if gemma else "silu",
             post_norms=gemma,
             embedding_scale=hidden**0.5 if gemma else 1.0,
             attention_scale=scaled_by**-0.5,

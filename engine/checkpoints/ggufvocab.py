@@ -1,4 +1,4 @@
-"""A tokenizer from the vocabulary that a GGUF file carries: byte-level BPE (Llama 3, Qwen2, SmolLM) or SentencePiece BPE (Llama 2)."""
+"""A tokenizer from the vocabulary in a GGUF file: byte-level BPE (Llama 3, Qwen2, SmolLM) or SentencePiece BPE (Llama 2, Gemma)."""
 
 from __future__ import annotations
 
@@ -78,9 +78,13 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens: Sequence[str] = metadata["tokenizer.ggml.tokens"]
+    gemma = str(metadata.get("general.architecture")).startswith("gemma")
+    if gemma:  # runs of blanks are stored as blanks; merges are in the order of the tokens, whatever their scores
+        tokens = ["▁" * len(token) if token and not token.strip(" ") else token for token in tokens]
     vocab = {token: id for id, token in enumerate(tokens)}
     merges = metadata.get("tokenizer.ggml.merges")
-    pairs = [_pair(m) for m in merges] if merges else _merges_by_score(tokens, metadata["tokenizer.ggml.scores"])
+    scores = [-float(id) for id in range(len(tokens))] if gemma else metadata.get("tokenizer.ggml.scores", ())
+    pairs = [_pair(m) for m in merges] if merges else _merges_by_score(tokens, scores)
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(
         models.BPE(
@@ -91,7 +95,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", not gemma))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if prefix else "never", split=False)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
@@ -117,7 +121,9 @@ def _add_marked_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> Non
     types = metadata.get("tokenizer.ggml.token_type") or ()
     marked = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, k in marked if k == CONTROL])
-    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t, k in marked if k == USER_DEFINED])
+    known = tokenizer.get_vocab()  # what is spelled otherwise there would become a token that the model does not have
+    users = [t for t, k in marked if k == USER_DEFINED and t in known]
+    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in users])
 
 
 def _add_begin_and_end(tokenizer: Tokenizer, metadata: Mapping[str, Any], begin_by_default: bool) -> None:

@@ -24,11 +24,9 @@ def from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         method = raw["quantization_config"].get("quant_method", "?")
         raise UnsupportedModel(f"quantization_config {method!r} is not supported; use full weights or a GGUF file")
     gemma = family.startswith("gemma")
-    act_key, act, activation = (
-        ("hidden_activation", "gelu_pytorch_tanh", "gelu") if gemma else ("hidden_act", "silu", "silu")
-    )
-    if raw.get(act_key, act) != act:
-        raise UnsupportedModel(f"{act_key} {raw[act_key]!r} is not supported; supported: {act}")
+    key, known = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
+    if raw.get(key, known) != known:
+        raise UnsupportedModel(f"{key} {raw[key]!r} is not supported; supported: {known}")
     heads = int(raw["num_attention_heads"])
     rope, local_theta = _rope(raw, family)
     scaling = _scaling(rope, int(raw["max_position_embeddings"]))
@@ -53,7 +51,6 @@ def from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
             window=window,
             local_layers=_local_layers(raw, family, window),
             local_rope_theta=local_theta,
-            activation=activation,
             post_norms=gemma,
             norm_offset=1.0 if gemma else 0.0,
             embedding_scale=float(raw["hidden_size"]) ** 0.5 if gemma else 1.0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +39,11 @@ SMALL, HOST = 44, 80
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    checkpoint = open_checkpoint(write_checkpoint(tmp_path_factory.mktemp("tiny"), seed=11, tie_word_embeddings=False))
+    return tiny(tmp_path_factory.mktemp("tiny"), tie_word_embeddings=False)
+
+
+def tiny(folder: Path, **changes: object) -> Decoder:
+    checkpoint = open_checkpoint(write_checkpoint(folder, seed=11, **changes))
     with torch.inference_mode():
         return load_decoder(checkpoint, torch.float32, CPU, 512, lambda done: None, Plain)
 
@@ -127,6 +132,27 @@ def test_greedy_output_is_the_same(
     outputs, counters = outputs_of(engine_with(decoder, blocks, **changes))
     assert happened(counters), "\n".join(f"{f.name} {getattr(counters, f.name)}" for f in fields(counters))
     assert outputs == plain
+
+
+def test_with_windows_too_sharing_recomputing_and_swapping_change_nothing(tmp_path: Path) -> None:
+    """Windows that end within a block, on a prefix that others computed, on blocks that went to the host and came back."""
+    windowed = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 18, "max_window_layers": 1}
+    decoder = tiny(tmp_path, num_hidden_layers=3, tie_word_embeddings=False, **windowed)
+    expected, _ = outputs_of(engine_with(decoder, 1000, prefix_cache=False))
+    for changes in ({}, {"preemption": "swap"}, {"kv_layout": "contiguous"}):
+        blocks = 2 * CONTEXT // 4 if changes.get("kv_layout") else SMALL
+        outputs, counters = outputs_of(engine_with(decoder, blocks, **changes))
+        assert outputs == expected
+        assert counters.preemptions_total or changes.get("kv_layout")
+    everywhere, _ = outputs_of(
+        engine_with(
+            tiny(
+                tmp_path, num_hidden_layers=3, tie_word_embeddings=False, **(windowed | {"use_sliding_window": False})
+            ),
+            1000,
+        )
+    )
+    assert everywhere != expected  # the window says something
 
 
 def test_in_8_bits_too_sharing_and_swapping_change_nothing(decoder: Decoder) -> None:

@@ -99,15 +99,18 @@ def load(folder: Path, kernel: Kernel = Plain) -> Decoder:
 
 
 def logits_of(decoder: Decoder, tokens: list[int], chunks: list[int], beside: list[int]) -> torch.Tensor:
-    """Logits of each token, computed chunk by chunk through a paged cache, next to another sequence in the same steps."""
+    """Logits of each token, computed chunk by chunk through a paged cache, next to another sequence in the same steps if there
+    is one.
+    """
     pool = BlockPool(64, 4)
     pool.take(3)  # so that blocks don't begin at 0
     cache = KVStore(decoder.config, 64, 4, torch.float32, CPU)
     rows: list[torch.Tensor] = []
     first = Request("a", tokens[:1], Sampling(), 0.0)
-    other = Request("b", beside, Sampling(), 0.0)
+    other = Request("b", beside or [0], Sampling(), 0.0)
     scheduler = Scheduler(pool, FirstCome(), 2, 1000, 256)
-    scheduler.add(other)
+    if beside:
+        scheduler.add(other)
     scheduler.add(first)
     done = 0
     with torch.inference_mode():
@@ -122,7 +125,7 @@ def logits_of(decoder: Decoder, tokens: list[int], chunks: list[int], beside: li
                     rows.append(out[at : at + row.count])
                 at += row.count
                 row.request.num_computed += row.count
-            other.tokens.append(beside[0])
+            other.tokens += beside[:1]
             done += count
     return torch.cat(rows)
 
@@ -142,6 +145,17 @@ def test_the_logits_equal_those_of_transformers(changes: dict[str, Any], tmp_pat
     got = logits_of(load(folder), tokens[0].tolist(), chunks, beside=[9, 8, 7, 6, 5])
     assert expected.std() > 0.3  # the model says something
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["mistral, a window within blocks", "gemma 2, layers in turn"])
+def test_alone_in_a_run_of_blocks_a_windowed_sequence_has_the_logits_it_has_in_company(
+    name: str, tmp_path: Path
+) -> None:
+    decoder = load(write_checkpoint(tmp_path, seed=3, **FAMILIES[name]))
+    tokens = [number * 37 % 250 for number in range(60)]
+    chunks = [20, *[1] * 12, 28]
+    alone, beside = (logits_of(decoder, tokens, chunks, other) for other in ([], [9, 8, 7]))
+    torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_in_shards_load_like_weights_in_one_file(tmp_path: Path) -> None:

@@ -79,10 +79,20 @@ def _interleave(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 128},
+    "gemma2": {"head_dim": 256, "num_hidden_layers": 3, "sliding_window": 11, "vocab_size": 273},
+    "gemma3": {"head_dim": 256, "num_hidden_layers": 7, "sliding_window": 11, "vocab_size": 273},
+}
+"""Widths of heads as transformers takes them for given when it reads these files."""
+
+
 def write_gguf(path: Path, family: str, extra: Callable[[gguf.GGUFWriter], None], quantised: bool = False) -> Path:
     """A tiny checkpoint as a GGUF file, by the writer that converters use."""
-    changes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96} if quantised else {}
-    folder = write_checkpoint(path.parent / "hf", seed=4, model_type=family, **changes)
+    changes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96} if quantised else SHAPES.get(family, {})
+    gemma = family.startswith("gemma")
+    model_type = "gemma3_text" if family == "gemma3" else family
+    folder = write_checkpoint(path.parent / "hf", seed=4, model_type=model_type, **changes)
     tensors = load_file(folder / "model.safetensors")
     config = TINY | changes
     writer = gguf.GGUFWriter(path, family)
@@ -96,6 +106,10 @@ def write_gguf(path: Path, family: str, extra: Callable[[gguf.GGUFWriter], None]
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_vocab_size(config["vocab_size"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+    if gemma:
+        writer.add_sliding_window(config["sliding_window"])
     names = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -107,7 +121,11 @@ def write_gguf(path: Path, family: str, extra: Callable[[gguf.GGUFWriter], None]
         "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down",
         "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
+        "post_attention_layernorm": "post_attention_norm" if gemma else "ffn_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
     }
     for name, tensor in tensors.items():
         stem, suffix = name.rsplit(".", 1)
@@ -116,6 +134,8 @@ def write_gguf(path: Path, family: str, extra: Callable[[gguf.GGUFWriter], None]
         if family == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads"] if "q_proj" in name else config["num_key_value_heads"]
             tensor = _interleave(tensor, heads)
+        if gemma and "norm.weight" in name:
+            tensor = tensor + 1  # converters add what the model would
         data = tensor.numpy()
         kind = None
         if quantised and tensor.ndim == 2:
@@ -162,14 +182,34 @@ def sentencepiece_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_unk_token_id(0)
 
 
+def gemma_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """Blanks spelled as blanks, scores that say nothing of the order of merges, line breaks that are never cut."""
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = ["\n\n", "  ", "   ", "th", "he", "the", "▁th", "▁the", "▁", "t", "h", "e", "\n"]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*pieces, *words])
+    writer.add_token_scores([0.0] * len(pieces) + [-float(number * 7 % 13) for number in range(len(words))])
+    writer.add_token_types([3, 3, 3, 2] + [6] * 256 + [4, 4, 4] + [1] * (len(words) - 3))
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(3)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+
+
 @pytest.mark.parametrize(
     ("family", "vocabulary", "quantised"),
     [
         ("llama", byte_vocabulary("llama-bpe"), False),
         ("qwen2", byte_vocabulary("qwen2"), False),
         ("llama", sentencepiece_vocabulary, True),
+        ("qwen3", byte_vocabulary("qwen2"), False),
+        ("gemma2", gemma_vocabulary, False),
+        ("gemma3", gemma_vocabulary, False),
     ],
-    ids=["llama", "qwen2", "llama, Q8_0, SentencePiece"],
+    ids=["llama", "qwen2", "llama, Q8_0, SentencePiece", "qwen3", "gemma 2", "gemma 3"],
 )
 def test_a_gguf_file_gives_the_logits_of_transformers(
     family: str, vocabulary: Callable[[gguf.GGUFWriter], None], quantised: bool, tmp_path: Path
@@ -212,6 +252,18 @@ def test_a_sentencepiece_vocabulary_merges_by_score_and_begins_with_its_token(tm
     assert ours.decode(ours.encode("the thé")) == "the thé"
 
 
+def test_gemmas_vocabulary_merges_in_the_order_of_its_tokens(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    path = write_gguf(tmp_path / "tiny.gguf", "gemma2", gemma_vocabulary)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+    ours = GGUFFile(path).tokenizer()
+    for text in ("the", " the the", "  the", "thé   het", "t\n\n\nhe  ", "<eos>the", "日本"):
+        assert ours.encode(text) == theirs(text).input_ids, repr(text)
+    assert [ours.inner.id_to_token(id) for id in ours.encode("   the")] == ["<bos>", "▁▁▁", "the"]
+    assert ours.decode(ours.encode("  the thé\n\n")) == "  the thé\n\n"
+
+
 def test_an_unknown_way_of_cutting_text_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", "llama", byte_vocabulary("falcon9"))
     with pytest.raises(UnsupportedModel, match=r"tiny\.gguf: pre-tokenizer 'falcon9' is not known"):
@@ -244,3 +296,24 @@ def test_rope_factors_stored_in_the_file_stretch_the_frequencies(tmp_path: Path)
 def test_the_tokenizer_of_the_library_is_what_comes_out(default_pair: tuple[GGUFFile, Any]) -> None:
     assert isinstance(default_pair[0].tokenizer().inner, tokenizers.Tokenizer)
     assert default_pair[0].tokenizer().end_tokens == {2}
+
+
+def test_yarn_and_caps_in_the_file_are_those_of_the_folder_it_was_made_from(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        byte_vocabulary("qwen2")(writer)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(96)
+
+    file = GGUFFile(write_gguf(tmp_path / "yarn.gguf", "qwen3", extra)).config
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}
+    folder = write_checkpoint(tmp_path / "yarn", model_type="qwen3", head_dim=128, rope_scaling=yarn)
+    assert file.rope == open_checkpoint(folder).config.rope
+
+    def caps(writer: gguf.GGUFWriter) -> None:
+        gemma_vocabulary(writer)
+        writer.add_attn_logit_softcapping(20.0)
+        writer.add_final_logit_softcapping(7.0)
+
+    gemma = GGUFFile(write_gguf(tmp_path / "caps.gguf", "gemma2", caps)).config
+    assert (gemma.attention_cap, gemma.logit_cap) == (20.0, 7.0)
