@@ -35,21 +35,29 @@ class ModelCost:
     embedding_row_bytes: int
     kv_bytes_per_token: int
     attention_width: int  # layers x heads x head_dim
+    window: int | None = None
+    local_share: float = 0.0  # of the layers, that attend to the last `window` tokens only
 
     def of(self, rows: Iterable[Row]) -> Work:
         """Work of one step.
 
         FLOPs: 2 per weight and token, 2 per head weight and sampled token, 4 x layers x heads x head_dim per token and token
         it attends to (Q K^T and the weighted sum of V). Bytes: every weight once per step (the head only if something is
-        sampled), the embedding rows, the cache of each row's context read once, K and V of new tokens written. Activations
-        are left out: they stay in the cache of the processor.
+        sampled), the embedding rows, the cache of each row's context read once, K and V of new tokens written. Layers with a
+        window attend to and read what is within it. Activations are left out: they stay in the cache of the processor.
         """
-        tokens = sampled = attended = read = 0
+        tokens = sampled = 0
+        attended = read = 0.0
         for row in rows:
             tokens += row.count
             sampled += row.samples
-            attended += row.count * row.start + row.count * (row.count + 1) // 2
-            read += row.context
+            out_of_window = unread = 0
+            if self.window is not None and row.context > self.window:
+                unread = max(0, row.start + 1 - self.window)  # what not even the row's first token sees
+                less = row.context - self.window  # what its last one doesn't see; each one before it misses one less
+                out_of_window = (unread + less) * (less - unread + 1) // 2
+            attended += row.count * row.start + row.count * (row.count + 1) // 2 - self.local_share * out_of_window
+            read += row.context - self.local_share * unread
         flops = 2 * self.layer_weights * tokens + 2 * self.head_weights * sampled + 4 * self.attention_width * attended
         moved = (
             self.layer_bytes
@@ -57,4 +65,4 @@ class ModelCost:
             + tokens * self.embedding_row_bytes
             + (read + tokens) * self.kv_bytes_per_token
         )
-        return Work(flops, moved)
+        return Work(round(flops), round(moved))

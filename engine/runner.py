@@ -75,4 +75,6 @@ def cost_of(decoder: Decoder, cache: KVStore) -> ModelCost:
         embedding_row_bytes=config.hidden * item,
         kv_bytes_per_token=cache.bytes_per_token,
         attention_width=config.num_layers * config.num_heads * config.head_dim,
+        window=config.window,
+        local_share=len(config.local_layers) / config.num_layers,
     )

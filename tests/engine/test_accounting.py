@@ -51,6 +51,17 @@ def test_a_prompt_chunk_attends_causally_and_pays_for_the_head_only_at_its_end()
     assert end.bytes - middle.bytes == 400
 
 
+@pytest.mark.parametrize(("start", "count"), [(0, 3), (0, 7), (0, 20), (3, 4), (4, 1), (5, 9), (40, 1), (40, 6)])
+def test_layers_with_a_window_attend_to_and_read_what_is_within_it(start: int, count: int) -> None:
+    cost = ModelCost(0, 0, 0, 0, 0, 16, attention_width=8, window=5, local_share=0.75)
+    seen = range(start + 1, start + count + 1)  # by each token, itself among them
+    everywhere, within = sum(seen), sum(min(5, tokens) for tokens in seen)
+    read, kept = start + count, min(start + count, count + 4)
+    work = cost.of([row("a", 100, start, count)])
+    assert work.flops == 4 * 8 * (0.25 * everywhere + 0.75 * within)
+    assert work.bytes == (0.25 * read + 0.75 * kept + count) * 16
+
+
 def test_attention_operations_are_those_of_the_public_example() -> None:
     # one layer, hidden 4,096, four sequences at 2,048 tokens: QK^T and PV together 0.134 GFLOP
     cost = ModelCost(0, 0, 0, 0, 0, 0, attention_width=4096)
