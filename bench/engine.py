@@ -2,6 +2,7 @@
 
 python bench/engine.py
 python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
+python bench/engine.py --quantize none,int8,int4     (each scheme's speed beside what it costs the model)
 python bench/engine.py --ab paged,batching,chunked,prefix
 """
 
@@ -14,7 +15,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from bench import engine_ab
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
+from engine.quality import Quality
 from engine.request import Request, Sampling
 from engine.settings import DEFAULT_MODEL, EngineSettings
 
@@ -42,10 +44,12 @@ PROMPT = "The history of computing begins with a simple question"
 class Row:
     """One line of the table. Rates are output tokens/s over all streams, prefill included; median of the repeats."""
 
+    scheme: str  # none: full weights
     streams: int
     engine: float
     transformers: float
     ratio: float  # median of the pairwise ratios
+    to_first: float  # the same, to the first scheme of the run
     engine_spread: tuple[float, float]
     transformers_spread: tuple[float, float]
 
@@ -73,13 +77,16 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     say = (lambda line: print(line, file=sys.stderr)) if wanted.json else print
     say(f"loading {wanted.model} twice ...")
-    settings = EngineSettings(model=wanted.model, max_seqs=max(wanted.streams), kv_blocks=wanted.kv_blocks)
-    assembled = assemble(settings, lambda stage, done: None, lambda line: say(f"  {line}"))
+    engines = {scheme: _assemble(scheme, wanted, say) for scheme in wanted.quantize}
+    assembled = engines[wanted.quantize[0]]
     reference = _reference(path)
     prompt = assembled.tokenizer.encode(PROMPT)
-    ours = {n: _engine_run(assembled, prompt, n, wanted.tokens) for n in wanted.streams}
-    theirs = {n: _transformers_run(reference, prompt, n, wanted.tokens) for n in wanted.streams}
-    rows = [_measure(n, ours[n], theirs[n], wanted.repeats, wanted.tokens, say) for n in wanted.streams]
+    rows: list[Row] = []
+    for n in wanted.streams:
+        ours = {scheme: _engine_run(engine, prompt, n, wanted.tokens) for scheme, engine in engines.items()}
+        rows += _measure(n, ours, _transformers_run(reference, prompt, n, wanted.tokens), wanted.repeats, wanted.tokens)
+        say(f"  {n} streams done")
+    quality = {scheme: engine.quality for scheme, engine in engines.items() if engine.quality is not None}
     conditions = Conditions(
         cpu=_cpu_name(),
         cores=usable_cores(),
@@ -94,9 +101,14 @@ def main() -> int:
         repeats=wanted.repeats,
     )
     if wanted.json:
-        print(json.dumps({"conditions": asdict(conditions), "rows": [asdict(row) for row in rows]}, indent=2))
+        costs = {scheme: found.figures() for scheme, found in quality.items()}
+        print(
+            json.dumps(
+                {"conditions": asdict(conditions), "rows": [asdict(r) for r in rows], "quality": costs}, indent=2
+            )
+        )
     else:
-        _print_table(conditions, rows)
+        _print_table(conditions, rows, quality)
     return 0 if all(row.ratio > 1 for row in rows) else 1
 
 
@@ -115,8 +127,21 @@ def _arguments() -> argparse.Namespace:
         "--ab", type=engine_ab.names, help="compare ways of the engine instead: " + ",".join(engine_ab.COMPARISONS)
     )
     parser.add_argument("--scale", default=1.0, type=float, help="size of the work of --ab (default: %(default)s)")
+    parser.add_argument(
+        "--quantize",
+        default="none",
+        type=lambda text: text.split(","),
+        help="weights: none, int8, int4, several with commas (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser.parse_args()
+
+
+def _assemble(scheme: str, wanted: argparse.Namespace, say: Callable[[str], None]) -> Assembled:
+    settings = EngineSettings(
+        model=wanted.model, quantize=scheme, max_seqs=max(wanted.streams), kv_blocks=wanted.kv_blocks
+    )
+    return assemble(settings, lambda stage, done: None, lambda line: say(f"  {line}"))
 
 
 def _reference(path: Path) -> transformers.PreTrainedModel:
@@ -170,41 +195,52 @@ def _transformers_run(
 
 
 def _measure(
-    streams: int,
-    ours: Callable[[], float],
-    theirs: Callable[[], float],
-    repeats: int,
-    tokens: int,
-    say: Callable[[str], None],
-) -> Row:
-    ours(), theirs()  # first times don't count
-    seconds = [(ours(), theirs()) for _ in range(repeats)]
+    streams: int, ours: Mapping[str, Callable[[], float]], theirs: Callable[[], float], repeats: int, tokens: int
+) -> list[Row]:
+    """A row for each scheme. All take turns, so that a busy neighbour meets all of them."""
+    for run in (*ours.values(), theirs):
+        run()  # first times don't count
     total = streams * tokens
-    engine = [total / mine for mine, _ in seconds]
-    other = [total / its for _, its in seconds]
-    say(f"  {streams} streams done")
-    return Row(
-        streams,
-        statistics.median(engine),
-        statistics.median(other),
-        statistics.median(its / mine for mine, its in seconds),
-        (min(engine), max(engine)),
-        (min(other), max(other)),
-    )
+    rounds = [({scheme: run() for scheme, run in ours.items()}, theirs()) for _ in range(repeats)]
+    other = [total / its for _, its in rounds]
+    first = next(iter(ours))
+    rows = []
+    for scheme in ours:
+        engine = [total / mine[scheme] for mine, _ in rounds]
+        rows.append(
+            Row(
+                scheme,
+                streams,
+                statistics.median(engine),
+                statistics.median(other),
+                statistics.median(its / mine[scheme] for mine, its in rounds),
+                statistics.median(mine[first] / mine[scheme] for mine, _ in rounds),
+                (min(engine), max(engine)),
+                (min(other), max(other)),
+            )
+        )
+    return rows
 
 
-def _print_table(conditions: Conditions, rows: Sequence[Row]) -> None:
+def _print_table(conditions: Conditions, rows: Sequence[Row], quality: Mapping[str, Quality]) -> None:
     c = conditions
     print(f"\n{c.cpu}, {c.cores} cores, {c.device}; torch {c.torch}, transformers {c.transformers}, float32")
     print(
         f"{c.prompt_tokens} prompt and {c.output_tokens} output tokens a stream; median of {c.repeats} (lowest..highest); "
         f"load {c.load_before:.1f} before, {c.load_after:.1f} after; OpenMP spin {c.openmp_spin}\n"
     )
-    print(f"{'streams':>7}  {'engine tok/s':>24}  {'transformers tok/s':>24}  {'ratio':>6}")
+    print(
+        f"{'streams':>7}  {'weights':<7}  {'engine tok/s':>24}  {'transformers tok/s':>24}  {'ratio':>6}  "
+        f"{f'to {rows[0].scheme}':>8}  perplexity, KL, equal likeliest token"
+    )
     for row in rows:
         mine = f"{row.engine:.1f} ({row.engine_spread[0]:.0f}..{row.engine_spread[1]:.0f})"
         its = f"{row.transformers:.1f} ({row.transformers_spread[0]:.0f}..{row.transformers_spread[1]:.0f})"
-        print(f"{row.streams:>7}  {mine:>24}  {its:>24}  {row.ratio:>5.2f}x")
+        cost = quality.get(row.scheme)
+        told = f"{cost.perplexity_pct:+.2f} %, {cost.kl:.4f}, {100 * cost.top1:.1f} %" if cost else "full"
+        print(
+            f"{row.streams:>7}  {row.scheme:<7}  {mine:>24}  {its:>24}  {row.ratio:>5.2f}x  {row.to_first:>7.2f}x  {told}"
+        )
 
 
 def _cpu_name() -> str:

@@ -17,6 +17,7 @@ from engine.core import Engine
 from engine.kvstore import KVStore, bytes_per_token
 from engine.modelconfig import ModelConfig
 from engine.probe import measure_peaks
+from engine.quality import Quality
 from engine.queue import POLICIES
 from engine.request import Request, Sampling
 from engine.runner import Runner, cost_of
@@ -39,6 +40,7 @@ class Assembled:
     engine: Engine
     tokenizer: Tokenizer
     config: ModelConfig
+    quality: Quality | None = None  # of quantised weights, on the bundled text
 
 
 def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], None]) -> Assembled:
@@ -86,7 +88,7 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
     scheduler.pool.forget()
     engine.stats = EngineStats(started_s=time.monotonic(), peaks=peaks)  # what warming up counted is nobody's traffic
     engine.beat()
-    return Assembled(engine, tokenizer, config)
+    return Assembled(engine, tokenizer, config, loaded.quality)
 
 
 def make_scheduler(

@@ -187,11 +187,18 @@ struct Output {
     float* y;
 };
 
-void finish(const Output& out, int64_t row, int64_t column, int64_t width, const float* sums) {
+AVX2 void finish(const Output& out, int64_t row, int64_t column, int64_t width, const float* sums) {
     width = std::min(width, out.w.outputs - column);
     float* y = out.y + row * out.w.outputs + column;
     const float* more = out.residual ? out.residual + row * out.w.outputs + column : nullptr;
-    for (int64_t i = 0; i < width; i++) {
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) {
+        __m256 value = _mm256_loadu_ps(sums + i);
+        if (out.w.bias) value = _mm256_add_ps(value, _mm256_loadu_ps(out.w.bias + column + i));
+        if (more) value = _mm256_add_ps(value, _mm256_loadu_ps(more + i));
+        _mm256_storeu_ps(y + i, value);
+    }
+    for (; i < width; i++) {
         float value = out.w.bias ? sums[i] + out.w.bias[column + i] : sums[i];
         y[i] = more ? value + more[i] : value;
     }
