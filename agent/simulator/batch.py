@@ -76,13 +76,13 @@ class Batch:
             waiting.popleft()
             self.aborted += 1
 
-    def admit(self, now_s: float, most: int) -> None:
-        """Take from the queue, in order, while fewer than `most` are in, KV for the prompt is free and prompts are read soon."""
+    def admit(self, now_s: float, most: int, backlog: float = STEP_TOKENS * 4) -> None:
+        """Take from the queue, in order, while fewer than `most` are in, KV for the prompt is free and less than `backlog` is unread."""
         waiting = self.waiting
         if not waiting:
             return
         free = self.blocks - self.blocks_used()
-        while waiting and self.sequences < most and self.backlog < STEP_TOKENS * 4:
+        while waiting and self.sequences < most and self.backlog < backlog:
             request = waiting[0]
             held = request.prompt + request.done
             need = (held + self.waste) / self.block_tokens

@@ -14,6 +14,7 @@ from agent.simulator.workload import OUTPUT_TOKENS, PREFIX_HIT, PROMPT_TOKENS, A
 from telemetry.sample import Value
 
 MAX_RUNNING = 80
+SLICE_S = 0.25  # up to this long a slice is short beside the reading of a prompt
 BUSY_SHARE = 0.82  # of them run in a busy hour
 KV_SHARE = 0.62  # pool size: the batch of a busy hour fills this much of it
 UPTIME_S = 3 * 86_400.0  # of an engine when the simulation begins
@@ -117,7 +118,10 @@ class Engine:
             # the kernel of one rank never ends and the others spin in their collective: util stays, arithmetic stops
             self._rest(1.0)
             return
-        batch.admit(end_s, wrong.max_running or MAX_RUNNING)
+        steps = max(4.0, seconds / self.step_s)  # admitted once a slice, what a real one admits step by step
+        batch.admit(
+            end_s, wrong.max_running or MAX_RUNNING, STEP_TOKENS * steps if seconds > SLICE_S else STEP_TOKENS * 4
+        )
         if not batch.sequences:
             self._rest(0.0)
             return

@@ -74,7 +74,8 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
     queued = is_queued(evidence, bar)
     roomless = bar.reached("memory_kv.kv_used_pct", engine.live_kv_pct) and is_held_by_nobody(evidence, bar)
     costs = effect.slow_output and bar.reached("request_mix.explained", explained) and not roomless
-    if change.prefill and costs and (queued or bar.reached("request_mix.loss_ratio", evidence.output.output_ratio)):
+    dear = bar.reached("request_mix.loss_ratio", evidence.output.output_ratio) and _is_felt(evidence, bar)
+    if change.prefill and costs and (queued or dear):
         return _longer_prefill(evidence, effect, change, lines, explained or 0.0)
     if change.longer_outputs and queued and bar.reached("request_mix.kept_ratio", evidence.output.output_ratio):
         return _longer_answers(evidence, effect, lines)
@@ -84,6 +85,14 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
         if effect.slow_output and not bar.reached("request_mix.explained", explained):
             why = line("mix_not_the_loss", "engine.prompt_len_mean", explained_pct=100 * max(explained or 0.0, 0.0))
     return ruled_out(Cause.REQUEST_MIX, *lines, why)
+
+
+def _is_felt(evidence: Evidence, bar: Bar) -> bool:
+    """First or later tokens come later than usual: without a queue, output that is missing while they don't was asked of nobody."""
+    engine = evidence.engine
+    latencies = [ratio(seen) for seen in (engine.ttft, engine.itl)] if engine else []
+    known = [share for share in latencies if share is not None]
+    return not known or bar.reached("request_mix.latency_ratio", max(known))
 
 
 def _named(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
@@ -212,8 +221,11 @@ def explained_share(evidence: Evidence) -> float | None:
 
 
 def _beyond(seen: Observation | None) -> bool:
-    """Outside what healthy spans showed, not only away from their median."""
-    return seen is not None and seen.usual_high is not None and seen.value > 1.1 * seen.usual_high
+    """Outside what healthy spans showed: twice as far from their median, as a ratio, as one in ten of them is. With few requests in a
+    window a single long prompt moves the mean."""
+    if seen is None or not seen.usual_high or not seen.usual:
+        return False
+    return seen.value > seen.usual_high * max(1.1, seen.usual_high / seen.usual)
 
 
 def _against_usual(key: str, seen: Observation | None) -> Line | None:

@@ -171,3 +171,25 @@ def test_one_call_that_overran_is_no_gpu_that_hangs(states: str, hung: bool) -> 
     reader = Reader(Usual(), PeerHabits(), AT + 5 * SECOND)
     (found,) = observe_gpus(reader, window.devices("n", "gpu"), {})
     assert (found.state == 4) is hung
+
+
+UNQUEUED = replace(ENGINE, waiting=Observation(0, "engine.requests_waiting", "", 0, 0, 1), kv_used=seen(50, 60))
+
+
+@pytest.mark.parametrize(
+    ("ttft", "itl", "named"), [(0.6, 0.7, False), (1.0, 1.3, True), (1.4, 0.9, True), (None, None, True)]
+)
+def test_output_that_is_missing_while_nobody_waits_longer_was_not_asked_for(
+    ttft: float | None, itl: float | None, named: bool
+) -> None:
+    engine = replace(
+        UNQUEUED, ttft=None if ttft is None else seen(ttft, 1.0), itl=None if itl is None else seen(itl, 1.0)
+    )
+    assert (request_mix(evidence(engine=engine), BAR).status is Status.CONFIRMED) is named
+
+
+@pytest.mark.parametrize(("high", "named"), [(1.05, True), (1.3, True), (1.5, False)])
+def test_prompts_that_are_uneven_in_health_must_leave_their_own_range(high: float, named: bool) -> None:
+    share = Observation(2.0, "engine.prompt_tokens_per_s", "share", 1.0, 0.8, high, "history")
+    engine = replace(UNQUEUED, prompt_len=seen(1.0, 1.0), prompt_share=share, itl=seen(1.3, 1.0))
+    assert (request_mix(evidence(engine=engine), BAR).status is Status.CONFIRMED) is named
