@@ -32,6 +32,7 @@ LOW_OUTPUT_PCT = 90.0
 HEADLINES: Mapping[str, tuple[str, str]] = {
     # triage's headline without a verdict: tone, badge; any other is good news
     "rules.summary.unexplained": ("warning", "below"),
+    "rules.summary.slow": ("unknown", "below"),
     "rules.summary.engine_away": ("problem", "down"),
     "rules.summary.starting": ("unknown", "starting"),
     "rules.summary.warming": ("unknown", "learning"),

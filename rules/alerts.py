@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 
 from rules.triage import can_tell
@@ -74,6 +74,7 @@ class Alert:
     fired_ns: int | None = None
     resolved_ns: int | None = None
     flips: int = 0
+    pairs: list[str] = field(default_factory=list)  # on which it was found
 
     @property
     def incident(self) -> str:
@@ -152,7 +153,7 @@ class AlertMachine:
                 self._begin(mark, alert, condition, at_ns, passed)
             else:
                 over = alert.simulated and not heard.intersection(alert.nodes)  # the simulation was switched off
-                knows = over or told.issuperset(alert.nodes)
+                knows = over or (told.issuperset(alert.nodes) and not _is_hidden(alert, diagnoses))
                 found += self._advance(alert, condition, conditions, knows, at_ns, passed)
         return found
 
@@ -264,7 +265,9 @@ def _check(alert: Alert) -> None:
     texts = [alert.fingerprint, alert.cause, alert.scope, alert.severity, alert.summary_key]
     if not isinstance(alert.place, dict) or not isinstance(alert.nodes, list) or not alert.nodes:
         raise ValueError(f"an alert of no place: {alert.place!r}, {alert.nodes!r}")
-    texts += [*alert.place, *alert.place.values(), *alert.nodes]
+    if not isinstance(alert.pairs, list):
+        raise ValueError("an alert of no pairs")
+    texts += [*alert.place, *alert.place.values(), *alert.nodes, *alert.pairs]
     if not all(isinstance(text, str) for text in texts) or not isinstance(alert.summary_values, dict):
         raise ValueError("a name or a summary that is no text")
     whole = [alert.began_ns, alert.opened_ns, alert.fired_ns, alert.resolved_ns, alert.flips]
@@ -306,6 +309,7 @@ def _alert_of(condition: Condition, at_ns: int, flips: int) -> Alert:
         summary_values=dict(verdict.summary.values),
         simulated=condition.diagnosis.simulated,
         flips=flips,
+        pairs=_pairs(condition),
     )
 
 
@@ -314,6 +318,22 @@ def _refresh(alert: Alert, condition: Condition) -> None:
     alert.confidence, alert.loss_pct = verdict.confidence, verdict.loss_pct
     alert.summary_key, alert.summary_values = verdict.summary.key, dict(verdict.summary.values)
     alert.nodes = sorted(set(alert.nodes) | condition.nodes)
+    alert.pairs = sorted({*alert.pairs, *_pairs(condition)})
+
+
+def _pairs(condition: Condition) -> list[str]:
+    return sorted({_pair_name(member) for member in condition.members})
+
+
+def _pair_name(subject: Mapping[str, str]) -> str:
+    return f"{subject['node']}\x1f{subject.get('engine', '')}"
+
+
+def _is_hidden(alert: Alert, diagnoses: Iterable[Diagnosis]) -> bool:
+    """Whether a pair on which it was found has no data of this cause now: what is not seen has not ended."""
+    return any(
+        alert.cause in diagnosis.unknown and _pair_name(diagnosis.subject) in alert.pairs for diagnosis in diagnoses
+    )
 
 
 def _covered(alert: Alert, conditions: Mapping[str, Condition]) -> bool:

@@ -161,6 +161,7 @@ class Triage:
             expected_tokens_per_s=evidence.output.expected_tokens_per_s if shown else None,
             tokens_per_s=None if away else evidence.output.tokens_per_s,
             simulated=pair.simulated,
+            unknown=frozenset(f.cause for found in findings.values() for f in found if f.status is Status.NO_DATA),
         )
 
     def _learn(
@@ -254,15 +255,21 @@ def headline(
         lasted_s = (evidence.at_ns - slow_since_ns) / SECOND
         if lasted_s >= Bar().enter("loss.noted_s"):
             return summary("unexplained", loss_pct=effect.loss_pct or 0.0)
+    if effect.slow_output:
+        return summary("slow", output_pct=100 * ratio)
     return summary(f"healthy_{evidence.effort}", output_pct=100 * ratio, util_pct=util or 0.0)
 
 
-_CANT_TELL = frozenset(f"rules.summary.{name}" for name in ("gap", "silent", "warming", "engine_away", "engine_silent"))
+_CANT_TELL = frozenset(
+    f"rules.summary.{name}" for name in ("gap", "warming", "engine_away", "little", "slow", "unexplained")
+)
+_SILENT = frozenset(f"rules.summary.{name}" for name in ("silent", "gpu_silent", "engine_silent"))
 
 
 def can_tell(diagnosis: Diagnosis) -> bool:
-    """False while the absence of a verdict says nothing: no samples, nothing to compare with, the engine away."""
-    return diagnosis.headline.key not in _CANT_TELL
+    """False while the absence of a verdict says nothing: a part is silent, nothing to compare with, a loss that nobody explains."""
+    silent = any(verdict.summary.key in _SILENT for verdict in diagnosis.verdicts)
+    return not silent and diagnosis.headline.key not in _CANT_TELL
 
 
 def median_without(ordered: Sequence[float], own: float | None) -> float | None:

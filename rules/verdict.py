@@ -149,6 +149,8 @@ class Diagnosis:
     expected_tokens_per_s: float | None = None
     tokens_per_s: float | None = None
     simulated: bool = False
+    unknown: frozenset[Cause] = field(default=frozenset(), compare=False)
+    """Causes that had no data at this moment; of this moment only, so it is not written."""
 
 
 def verdict_json(diagnosis: Diagnosis, language: str = "en") -> list[dict[str, object]]:

@@ -62,6 +62,7 @@ def test_the_strip_is_green_when_nothing_is_wrong() -> None:
     ("headline", "tone", "badge"),
     [
         (Line("rules.summary.unexplained", {"loss_pct": 20.0}), "warning", "Below expected"),
+        (Line("rules.summary.slow", {"output_pct": 71.0}), "unknown", "Below expected"),
         (Line("rules.summary.warming"), "unknown", "Warming up"),
         (Line("rules.summary.starting", {"engine": "chat", "down_s": 3.0}), "unknown", "Starting"),
         (Line("rules.summary.idle"), "good", "Healthy"),

@@ -22,8 +22,11 @@ from rules.alerts import (
     fingerprint_of,
 )
 from rules.finding import summary
+from rules.triage import JudgeSettings, walk
 from rules.verdict import Cause, Diagnosis, Line, Status, Step, StepReport, Verdict
 from telemetry.catalogue import check
+from tests.rules import plant
+from tests.rules.plant import SECOND, Node, bend, scene
 
 T0 = 1_795_960_800_000_000_000
 STEPS = tuple(StepReport(step, Status.RULED_OUT) for step in Step)
@@ -295,3 +298,29 @@ def test_summary_lines_carry_what_is_told() -> None:
     run.feed(BAD, times=20)
     alert = run.told[0].alert
     assert "98 %" in Line(alert.summary_key, alert.summary_values).text("en")
+
+
+def test_a_cause_without_data_is_not_resolved_on_the_pair_that_had_it_and_another_pair_holds_nothing_open() -> None:
+    bad, good = (diagnosis(cause=cause, engine="chat") for cause in (Cause.POWER, None))
+    blind = replace(good, unknown=frozenset((Cause.POWER,)))
+    run = Run()
+    run.feed(bad, times=20)
+    assert run.feed(blind, times=400) == [] and len(run.machine.open()) == 1
+    run.machine = AlertMachine.of(json.loads(json.dumps(run.machine.state())))
+    assert run.feed(blind, times=400) == []
+    other = diagnosis(engine="embed")
+    assert run.feed(good, replace(other, unknown=frozenset((Cause.POWER,))), times=40) == [RESOLVED]
+
+
+@pytest.mark.parametrize("cut", ["gpu", "host"])
+def test_an_alert_outlives_the_data_that_it_rests_on(cut: str) -> None:
+    fault = bend(mask=0x88, clock=870, power=330, work=1.4) if cut == "gpu" else bend(cpu=100, work=1.4, psi_cpu=60)
+    samples = scene([Node("n1", 1, at=140, fault=fault)], 560)
+    kept = [s for s in samples if s.measurement != cut or s.time_ns < plant.T0 + 300 * SECOND]
+    machine, told = AlertMachine(), []
+    for triage, found in walk(kept, None, JudgeSettings(step_s=10.0)):
+        assert triage.last
+        told += [(t.state, t.alert.cause) for t in machine.step(found, found[0].at_ns, 10.0)]
+        assert found[0].output_pct is None or found[0].output_pct > 80 or "healthy" not in found[0].headline.key
+    assert told[0] == (FIRING, "power" if cut == "gpu" else "host_cpu")
+    assert all(state == FIRING for state, _ in told)
