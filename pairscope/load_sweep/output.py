@@ -44,6 +44,7 @@ def markdown(judged: Judged, title: str, language: str) -> str:
     lines = [f"# {printable(title)}", ""]
     first, *others = advice(judged, language)
     lines += [f"**{first}**", "", *(f"- {line}" for line in others), ""]
+    heads = [head.replace("\n", " ") for head in heads]
     lines += ["| " + " | ".join(heads) + " |", "|" + "---:|" * len(heads)]
     lines += ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join(lines) + "\n"

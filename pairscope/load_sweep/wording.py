@@ -10,7 +10,7 @@ from rich.table import Table
 from pairscope.load_sweep.knee import Judged, Point, at, elasticity
 from telemetry.messages import say
 
-BAR = 16
+BAR = 12
 """Half-width letters of the longest bar of the chart in the terminal."""
 
 Shown = Callable[[Point], str]
@@ -42,9 +42,17 @@ COLUMNS: dict[str, Shown] = {
 """Name of a column (`load_sweep.column` has the words) -> what stands in it."""
 
 
-def rows(points: Sequence[Point], language: str) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells, batch first; only columns that anything is known of, and the elasticity from the point before."""
+def rows(points: Sequence[Point], language: str, *, short: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells, batch first; only columns that anything is known of, and the elasticity from the point before.
+
+    `short`: without those that a narrow terminal has no room for, and that say only that all went well.
+    """
     known = {name: shown for name, shown in COLUMNS.items() if any(shown(point) for point in points)}
+    if short:
+        known.pop("requests", None)
+        for name in ("errors", "preemptions"):
+            if all(getattr(point, name) in (0, None) for point in points):
+                known.pop(name, None)
     heads = [say(f"load_sweep.column.{name}", language) for name in ("batch", *known, "elasticity")]
     gains = ["", *(f"{elasticity(before, after):.2f}" for before, after in pairwise(points))]
     cells = [
@@ -56,11 +64,11 @@ def rows(points: Sequence[Point], language: str) -> tuple[list[str], list[list[s
 
 def table(points: Sequence[Point], language: str, recommended: int | None = None) -> Table:
     """With a bar for tokens/s, so that the bend is seen; the recommended batch, where it was measured, is marked."""
-    heads, cells = rows(points, language)
+    heads, cells = rows(points, language, short=True)
     made = Table(box=None, pad_edge=False)
     for head in heads:
-        made.add_column(head, justify="right")
-    made.add_column("", no_wrap=True, min_width=BAR + 3)
+        made.add_column(head, justify="right", no_wrap=True)
+    made.add_column("", no_wrap=True)
     most = max((point.tokens_per_s for point in points), default=1.0)
     for point, row in zip(points, cells, strict=True):
         mark = " <-" if point.batch == recommended else ""
@@ -86,7 +94,8 @@ def _headline(judged: Judged, language: str) -> str:
     ttft = at(judged.points, batch, lambda point: point.ttft_s)
     measured = any(point.batch == batch for point in judged.points)
     key = "recommended" if measured else "recommended_between"
-    told = say(f"load_sweep.advice.{key}", language, batch=batch, tokens=tokens or 0.0)
+    rate = f"{tokens or 0.0:,.{1 if (tokens or 0.0) < 100 else 0}f}"
+    told = say(f"load_sweep.advice.{key}", language, batch=batch, tokens=rate)
     if ttft is not None:
         told += say("load_sweep.advice.with_ttft", language, ttft_ms=ttft * 1e3)
     return told
@@ -97,7 +106,7 @@ def _knee(judged: Judged, language: str) -> str:
     if knee is None:
         last = elasticity(*judged.points[-2:])
         return say("load_sweep.advice.no_knee", language, batch=judged.points[-1].batch, elasticity=last, least=least)
-    key = "falls" if knee.elasticity <= 0 else "start" if knee.at_start else "knee"
+    key = "falls" if knee.elasticity <= 0 else "start" if knee.at_start and knee.above > 1 else "knee"
     told = {"above": knee.above, "upto": knee.upto, "elasticity": knee.elasticity, "least": least}
     return say(f"load_sweep.advice.{key}", language, **told)
 

@@ -31,9 +31,9 @@ def table(tmp_path: Path) -> Path:
 def test_a_table_is_judged_in_words_in_both_languages(table: Path) -> None:
     done = pairscope("sweep", "--table", str(table))
     assert done.exit_code == 0
-    assert "Recommended: 40 requests at once" in done.output
+    assert "Recommended: a batch of 40" in done.output
     assert "above 32 and not above 48" in done.output
-    assert "建议同时 40 个请求" in pairscope("sweep", "--table", str(table), "--lang", "zh").output
+    assert "建议批大小 40" in pairscope("sweep", "--table", str(table), "--lang", "zh").output
 
 
 def test_json_holds_points_knee_and_advice(table: Path) -> None:
@@ -73,7 +73,7 @@ def test_markdown_holds_the_table_and_the_words(table: Path, tmp_path: Path) -> 
     out = tmp_path / "sweep.md"
     assert pairscope("sweep", "--table", str(table), "--out", str(out)).exit_code == 0
     text = out.read_text("utf-8")
-    assert "**Recommended: 40" in text
+    assert "**Recommended: a batch of 40" in text
     assert "| 48 | 680.0 |" in text
 
 
