@@ -505,8 +505,10 @@ def simulate_command(
         if out is None:
             logs.to_stderr()
             raise typer.Exit(simulation.run(made))
+        stderr = Console(stderr=True, highlight=False)
+        stderr.print(t("simulate.making", seconds=seconds, nodes=nodes, gpus=gpus), soft_wrap=True)
         written = simulated_recording.record(made, seconds, out)
-        Console(stderr=True, highlight=False).print(t("simulate.written", count=written, path=out))
+        stderr.print(t("simulate.written", count=written, path=out))
 
 
 @app.command("record", help=r("record.about"))

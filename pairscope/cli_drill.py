@@ -75,7 +75,7 @@ def _played(
 ) -> Why | None:
     """Play into `done`; what ended it before its last round was over, None for nothing."""
     try:
-        with _asking(answers, console, language) as ask, _told(language) as tell:
+        with _asking(answers, console, language) as ask, _told(rounds, language) as tell:
             play(Stage(ask, console, tell, language), seed, rounds, difficulty, done)
     except Ended as ended:
         return ended.why
@@ -131,11 +131,20 @@ def _typed(console: Console, prompt: str) -> str:
 
 
 @contextmanager
-def _told(language: str) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal while a round is simulated, gone while somebody thinks; elsewhere nothing."""
-    console = Console(stderr=True)
+def _told(rounds: int, language: str) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal while a round is simulated, gone while somebody thinks; elsewhere one line as each is begun."""
+    console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield lambda _share: None
+        number, making = 0, False
+
+        def announce(share: float) -> None:
+            nonlocal number, making
+            if share < 1 and not making:
+                number += 1
+                console.print(say("drill.making_round", language, number=number, rounds=rounds), soft_wrap=True)
+            making = share < 1
+
+        yield announce
         return
     columns = (TextColumn("{task.description}"), BarColumn())
     running: list[Progress] = []

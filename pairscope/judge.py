@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +24,7 @@ from telemetry.store import Store, StoreError, Where, public_url
 
 NODE_HISTORY_NS = 1800 * 10**9
 FLEET_HISTORY_NS = 600 * 10**9
+LARGE_BYTES, LARGE_PACKED_BYTES = 5_000_000, 500_000  # of a recording; a smaller one is judged before anybody wonders
 FULL_PAIRS = 2  # so many are always shown whole
 JUDGED = ("gpu", "engine", "host", "psu", "power", "thermal", "circuit", "event", "agent")
 COLOURS = {
@@ -45,9 +46,19 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+def announce(path: Path, language: str) -> None:
+    """One line at once where no terminal shows that work goes on, for a recording that is large enough to take a while."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with suppress(OSError):  # whoever reads it says so
+        size, large = path.stat().st_size, LARGE_PACKED_BYTES if path.suffix == ".gz" else LARGE_BYTES
+        if not console.is_terminal and size >= large:
+            console.print(say("pairscope.judge.size", language, mb=size / 1e6), markup=False)
+
+
 def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> list[Diagnosis]:
     """Judge a line-protocol file. StoreError, in one line, when it can't be read or holds nothing; bad lines are told of."""
     language = settings.language
+    announce(path, language)
     try:
         with working(say("pairscope.judge.reading", language, where=path)):
             recording = lineprotocol.read(path)
@@ -101,14 +112,17 @@ def _read(store: Store, start_ns: int, end_ns: int, where: Where | None) -> list
     return found
 
 
-def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, language: str, *, whole: bool = False) -> None:
+def print_diagnoses(
+    diagnoses: Sequence[Diagnosis], console: Console, language: str, *, whole: bool = False, as_given: bool = False
+) -> None:
     """The lines of `rules.present`, a step's line in the colour of its status where the terminal has colours.
 
     Of a fleet, unless `whole`: the walk of one pair for each thing that is wrong, a line for every other pair, and the sum last.
+    What is wrong comes first, unless `as_given`.
     """
     colours = {mark: COLOURS[status] for status, mark in MARKS.items()}
     shown = list(diagnoses) if whole or len(diagnoses) <= FULL_PAIRS else _one_of_each(diagnoses)
-    for line in present_all(shown, language):
+    for line in present_all(shown, language, as_given=as_given):
         console.print(Text(lineprotocol.printable(line), style=colours.get(line[:1], "")), soft_wrap=True)
     if len(shown) == len(diagnoses):
         return

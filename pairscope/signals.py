@@ -33,7 +33,7 @@ def tell_signals(path: Path, settings: TriageSettings, *, as_json: bool) -> int:
         verdicts = [verdict_json(diagnosis, language) for diagnosis in diagnoses]
         print(json.dumps(verdicts if many else verdicts[0], ensure_ascii=False, indent=1))
     else:
-        print_diagnoses(diagnoses, Console(highlight=False), language, whole=True)
+        print_diagnoses(diagnoses, Console(highlight=False), language, whole=True, as_given=True)
     return 1 if any(diagnosis.verdicts for diagnosis in diagnoses) else 0
 
 

@@ -27,11 +27,11 @@ def present(diagnosis: Diagnosis, language: str = "en") -> list[str]:
     return lines
 
 
-def present_all(diagnoses: Sequence[Diagnosis], language: str = "en") -> list[str]:
-    """Every pair, those with a verdict first, a blank line between them."""
+def present_all(diagnoses: Sequence[Diagnosis], language: str = "en", *, as_given: bool = False) -> list[str]:
+    """Every pair, those with a verdict first unless `as_given`, a blank line between them."""
     if not diagnoses:
         return [say("rules.present.nothing", language)]
-    ordered = sorted(diagnoses, key=lambda diagnosis: not diagnosis.verdicts)
+    ordered = diagnoses if as_given else sorted(diagnoses, key=lambda diagnosis: not diagnosis.verdicts)
     lines: list[str] = []
     for diagnosis in ordered:
         if lines:

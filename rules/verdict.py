@@ -65,6 +65,10 @@ class Cost(StrEnum):
 Number = float | int | str
 
 
+UNNAMED = "?"
+"""Stands for the name of a GPU or an engine that is not told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One sentence of evidence: a message key, the numbers that fill it, and the field the numbers came from.
@@ -77,12 +81,15 @@ class Line:
     lane: str = ""
 
     def text(self, language: str = "en") -> str:
-        """The sentence, with a cause among its values in the words of the language."""
+        """The sentence, with a cause among its values in the words of the language, and a GPU that nobody named as one of them."""
         cause = self.values.get("cause")
         named = {"cause": say(f"rules.cause.{cause}", language)} if cause in list(Cause) else {}
         if "what" in self.values:
             named["what"] = _title_of(str(self.values["what"]), language)
-        return say(self.key, language, **{**self.values, **named})
+        told = say(self.key, language, **{**self.values, **named})
+        if UNNAMED in (self.values.get(name) for name in ("gpu", "gpus", "subject")):
+            return told.replace(f"GPU {UNNAMED}", say("rules.present.some_gpu", language))
+        return told
 
 
 def _title_of(lane: str, language: str) -> str:

@@ -86,6 +86,7 @@ def play(stage: Stage, seed: int, rounds: int, difficulty: str, done: list[Playe
     chosen = DIFFICULTIES[difficulty]
     for number in range(1, rounds + 1):
         drawn = draw(seed, number, chosen)
+        stage.tell(0.0)
         played = make(number, drawn, chosen, stage.tell)
         stage.tell(1.0)
         done.append(_round(stage, played, drawn, rounds, chosen))

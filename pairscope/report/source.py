@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from pairscope.judge import JUDGED, working
+from pairscope.judge import JUDGED, announce, working
 from pairscope.selection import open_for_reading
 from rules.verdict import from_sample
 from telemetry import lineprotocol
@@ -49,6 +49,7 @@ def of_recording(
 
     StoreError, in one line, for a file that can't be read or holds nothing that was asked for.
     """
+    announce(path, language)
     try:
         with working(say("pairscope.judge.reading", language, where=path)):
             recording = lineprotocol.read(path)

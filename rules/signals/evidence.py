@@ -22,10 +22,11 @@ from rules.observation.gpus import JUDGED_BITS
 from rules.shape import SHAPES
 from rules.signals.reading import Signals
 from rules.thresholds import Bar
+from rules.verdict import UNNAMED
 from rules.window import Event
 
 MIB, GB = 2**20, 1e9
-SOMEWHERE = "?"
+SOMEWHERE = UNNAMED
 """Stands where samples would name the GPU or the engine."""
 
 MINUTE_S = 60.0

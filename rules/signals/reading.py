@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,10 +51,14 @@ class Signals:
 
 
 def read_signals(path: Path, language: str = "en") -> tuple[list[Signals], bool]:
-    """(the incidents of the file, whether it holds a list). SignalsError in one line for anything that can't be read."""
+    """(the incidents of the file, or of stdin for `-`, whether it holds a list). SignalsError in one line for what can't be read."""
     try:
-        with path.open("rb") as file:
-            body = file.read(LARGEST_FILE_BYTES + 1)
+        if str(path) == "-":
+            path = Path("stdin")
+            body = sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1) if sys.stdin is not None else b""
+        else:
+            with path.open("rb") as file:
+                body = file.read(LARGEST_FILE_BYTES + 1)
     except OSError as error:
         raise SignalsError(_say("unreadable", language, path=path, reason=error.strerror or error)) from None
     if len(body) > LARGEST_FILE_BYTES:

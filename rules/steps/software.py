@@ -95,7 +95,7 @@ def software(evidence: Evidence, bar: Bar) -> Finding:
 
 def _told(evidence: Evidence, effect: Effect, changes: Sequence[Event]) -> Finding:
     """Somebody says that something changed shortly before; that it fits in time is taken as told."""
-    seen = [line(f"told_{event.kind}", "", text=event.text) for event in changes]
+    seen = [_told_line(event) for event in changes]
     if not effect.hurts:
         return ruled_out(Cause.SOFTWARE, *seen, line("no_step"))
     restart_only = all(event.kind == "restart" for event in changes)
@@ -202,9 +202,13 @@ def _runs_fewer(evidence: Evidence, effect: Effect, bar: Bar) -> bool:
     return roomy and bar.reached("software.running_ratio", ratio(engine.running)) and not change_of(evidence, bar).any
 
 
+def _told_line(event: Event) -> Line:
+    return line(f"told_{event.kind}_named", "", text=event.text) if event.text else line(f"told_{event.kind}")
+
+
 def _event_line(event: Event, evidence: Evidence) -> Line:
     if evidence.told:
-        return line(f"told_{event.kind}", "", text=event.text)
+        return _told_line(event)
     minutes = (evidence.at_ns - event.time_ns) / 60e9
     return line(f"changed_{event.kind}", "", text=event.text or event.subject, minutes=minutes)
 

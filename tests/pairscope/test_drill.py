@@ -350,6 +350,12 @@ def test_answers_of_a_file_play_a_drill_whose_json_is_alone_on_stdout(run: Run, 
     assert "--seed 4" in seen and "80 of 200 points" in seen and "\x1b" not in seen
 
 
+def test_where_no_bar_is_seen_each_round_is_told_as_it_is_begun(run: Run) -> None:
+    code, told, seen = run("--rounds", "2", given="guess power n02\nguess none\n")
+    assert code == 0 and "making" not in told
+    assert seen.splitlines() == ["making round 1 of 2 ...", "making round 2 of 2 ..."]
+
+
 def test_answers_without_end_and_without_lines_end_the_drill(run: Run) -> None:
     code, told, seen = run("--rounds", "1", "--seed", "4", "--difficulty", "easy", "--answers", "/dev/zero", "--json")
     assert code == 3 and json.loads(told)["rounds"] == [] and "Too many answers in a row that are none" in seen

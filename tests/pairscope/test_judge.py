@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -38,3 +39,25 @@ def test_a_recording_is_never_written_over_what_is_not_a_file(tmp_path: Path) ->
     assert done.exit_code == 2
     assert "not a regular file" in done.stderr
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("command", ["triage", "report"])
+def test_a_large_recording_is_told_of_at_once_where_nobody_sees_a_bar_and_a_small_one_is_not(
+    tmp_path: Path, command: str
+) -> None:
+    small = recording(tmp_path, "n1")
+    state = ("--state-dir", str(tmp_path / "state"), "--json")
+    assert "judging a recording" not in pairscope(command, str(small), *state).stderr
+    large = tmp_path / "large.lp"
+    large.write_bytes(b"#" * 53_000_000 + b"\n" + small.read_bytes())
+    done = pairscope(command, str(large), *state)
+    assert done.stderr.splitlines()[0] == "judging a recording of 53.0 MB ..."
+    json.loads(done.stdout)
+
+
+def test_a_recording_that_is_made_says_at_once_how_much_it_will_be(tmp_path: Path) -> None:
+    out = tmp_path / "night.lp"
+    done = pairscope("simulate", "1x2", "--seconds", "5", "--out", str(out), "--state-dir", str(tmp_path / "state"))
+    first, *rest = done.stderr.splitlines()
+    assert done.exit_code == 0 and first == "making 5 s of a fleet (nodes: 1, GPUs a node: 2) ..."
+    assert rest[0].startswith("wrote ")

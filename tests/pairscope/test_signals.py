@@ -38,3 +38,18 @@ def test_mistakes_are_one_line_and_exit_two(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and wrong.stderr.count("\n") == 1 and "tps_ratio should be a number" in wrong.stderr
     both = triage(tmp_path, {}, "--at", "2026-11-29")
     assert both.exit_code == 2 and "--signals judges what its file tells" in both.stderr
+
+
+def test_stdin_is_read_for_a_dash() -> None:
+    done = pairscope("triage", "--signals", "-", "--json", typed=b'{"tps_ratio": 0.6, "flags": ["hw_thermal"]}')
+    assert done.exit_code == 1 and json.loads(done.stdout)[0]["cause"] == "thermal"
+    wrong = pairscope("triage", "--signals", "-", typed=b"hot")
+    assert wrong.exit_code == 2 and wrong.stderr.count("\n") == 1 and "stdin" in wrong.stderr
+
+
+def test_a_list_is_answered_in_the_order_in_which_it_was_given(tmp_path: Path) -> None:
+    hot: dict[str, object] = {"id": "second", "tps_ratio": 0.6, "flags": ["hw_thermal"]}
+    told = [{"id": "first", "tps_ratio": 1.0}, hot, {"id": "third", "tps_ratio": 1.0}]
+    lines = triage(tmp_path, told).stdout
+    assert -1 < lines.index("first") < lines.index("second") < lines.index("third")
+    assert [len(found) for found in json.loads(triage(tmp_path, told, "--json").stdout)] == [0, 1, 0]

@@ -41,6 +41,8 @@ def pcie_link(evidence: Evidence, bar: Bar) -> Finding:
     if not loaded:
         return no_data(Cause.PCIE_LINK, line("no_gpu" if not evidence.gpus else "no_link"))
     bad = [gpu for gpu in loaded if _link_is_low(gpu, bar)]
+    if not bad and evidence.told and effect.hurts and not any(_can_be_cleared(gpu, bar) for gpu in loaded):
+        return no_data(Cause.PCIE_LINK, _link_line(loaded[0], "link"), line("link_no_best"))
     if not bad or not effect.hurts:
         worst = min(loaded, key=lambda gpu: (value(gpu.pcie_gen) or 0, value(gpu.pcie_width) or 0))
         return ruled_out(Cause.PCIE_LINK, _link_line(worst, "link_harmless" if bad else "link"))
@@ -125,8 +127,7 @@ def _link_is_low(gpu: GpuEvidence, bar: Bar) -> bool:
     Where neither is known, only what no slot of an inference host should be.
     """
     gen, width = gpu.pcie_gen, gpu.pcie_width
-    room, moved = capacity_bytes_s(gpu), value(gpu.link_bytes_s)
-    if room and moved is not None and not bar.reached("pcie_link.used_share", moved / room):
+    if _carries_little(gpu, bar):
         return False
     narrow = width is not None and (rise(width) or 0.0) < 0
     if gen is not None and gen.usual is not None:
@@ -136,14 +137,29 @@ def _link_is_low(gpu: GpuEvidence, bar: Bar) -> bool:
     return narrow or bar.reached("pcie_link.gen", value(gen)) or bar.reached("pcie_link.width", value(width))
 
 
+def _carries_little(gpu: GpuEvidence, bar: Bar) -> bool:
+    room, moved = capacity_bytes_s(gpu), value(gpu.link_bytes_s)
+    return bool(room and moved is not None and not bar.reached("pcie_link.used_share", moved / room))
+
+
+def _can_be_cleared(gpu: GpuEvidence, bar: Bar) -> bool:
+    """Whether a link that is not low is known to be whole: what is told of it can be compared with something, or it carries little."""
+    compared = gpu.pcie_gen_max is not None or (gpu.pcie_gen is not None and gpu.pcie_gen.usual is not None)
+    return compared or _carries_little(gpu, bar)
+
+
 def _known_link_line(gpu: GpuEvidence) -> Line | None:
     return None if gpu.pcie_gen is None else _link_line(gpu, "link")
+
+
+def _as_told(number: float | None) -> str:
+    return "?" if number is None else f"{number:g}"
 
 
 def _link_line(gpu: GpuEvidence, key: str) -> Line:
     if gpu.pcie_gen is None or gpu.pcie_width is None or gpu.pcie_gen_max is None:
         gen, width = value(gpu.pcie_gen), value(gpu.pcie_width)
-        return line("link_told", "gpu.pcie_gen", gen="?" if gen is None else gen, width="?" if width is None else width)
+        return line("link_told", "gpu.pcie_gen", gen=_as_told(gen), width=_as_told(width))
     return line(
         key,
         "gpu.pcie_gen",

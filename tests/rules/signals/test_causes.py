@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rules.present import present
+from rules.signals.evidence import evidence_of
 from rules.signals.judging import judge_signals
 from rules.signals.keys import FLAG_NAMES, KEYS
 from rules.signals.reading import parse
+from rules.steps.physical.link import pcie_link
+from rules.thresholds import Bar
 from rules.verdict import Cause, Diagnosis, verdict_json
 
 
@@ -201,3 +205,48 @@ def test_any_combination_of_signals_can_be_judged_and_printed(data: st.DataObjec
     for language in ("en", "zh"):
         json.dumps(verdict_json(diagnosis, language))
     assert all(0 < verdict.confidence < 1 for verdict in diagnosis.verdicts)
+
+
+def lines_of(language: str = "en", **told: object) -> str:
+    return "\n".join(present(judged(**told), language))
+
+
+@pytest.mark.parametrize(
+    ("told", "en", "zh"),
+    [
+        (
+            {"deploy_event": "vllm 0.8 -> 0.9"},
+            "shortly before: vllm 0.8 -> 0.9",
+            "此前不久有部署或升级:vllm 0.8 -> 0.9",
+        ),
+        ({"deploy_event": True}, "a deploy or an upgrade shortly before", "此前不久有部署或升级"),
+        ({"restart": True}, "a restart shortly before", "此前不久有重启"),
+        ({"config_changed": True}, "a change of the configuration shortly before", "此前不久有配置变更"),
+    ],
+)
+def test_a_change_that_is_told_reads_whole_with_and_without_its_text(told: dict[str, object], en: str, zh: str) -> None:
+    for language, words in (("en", en), ("zh", zh)):
+        lines = [line.strip() for line in lines_of(language, tps_ratio=0.7, **told).splitlines()]
+        assert any(line.endswith(words) for line in lines)
+
+
+def test_a_gpu_that_nobody_named_is_a_gpu() -> None:
+    hot: dict[str, object] = {"tps_ratio": 0.6, "temp_c": 91, "flags": ["hw_thermal"]}
+    assert "a GPU at 91 °C" in lines_of(**hot) and "某块 GPU 温度 91 °C" in lines_of("zh", **hot)
+    assert "Xid 79 on a GPU" in lines_of(xid=[79]) and "某块 GPU 报告 Xid 79" in lines_of("zh", xid=[79])
+    assert "GPU ?" not in lines_of(**hot) + lines_of("zh", **hot) + lines_of(xid=[79])
+
+
+def link_step(**told: object) -> tuple[str, str]:
+    """(what became of the PCIe link, the lines that say so)"""
+    finding = pcie_link(evidence_of(parse(told)), Bar())
+    return str(finding.status), "; ".join(line.text() for line in finding.evidence)
+
+
+def test_a_link_whose_best_is_not_told_is_neither_cleared_nor_blamed() -> None:
+    status, why = link_step(tps_ratio=0.6, pcie_gen_load=3, pcie_width=8)
+    assert status == "no_data" and "generation 3, x8" in why and "at its best is not told" in why
+    assert link_step(pcie_gen_load=3, pcie_width=8)[0] == "no_data"
+    assert link_step(tps_ratio=1.0, pcie_gen_load=3, pcie_width=8)[0] == "ruled_out"
+    assert link_step(tps_ratio=0.6, pcie_gen_load=3, pcie_width=8, pcie_mbs=20)[0] == "ruled_out"
+    assert link_step(tps_ratio=0.6, pcie_gen_load=1, pcie_width=8)[0] == "confirmed"
