@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rules.evidence import Evidence
-from rules.finding import Effect, Finding, line, names
+from rules.finding import Effect, Finding, line, names, names_cause
 from rules.loss import lost_tokens_per_s
 from rules.priors import STEP_OF, Priors, Strength
 from rules.verdict import Cause, Cost, Line, Status, Step, StepReport, Verdict
@@ -150,12 +150,20 @@ def verdicts_of(
                 since_ns=since.get(finding.cause, finding.since_ns),
                 evidence=(*finding.evidence, *_group_lines(finding, evidence), *symptoms),
                 fixes=tuple(sorted(finding.fixes, key=lambda fix: CHEAPEST_FIRST.index(fix.cost))),
-                summary=finding.summary,
+                summary=_summary(finding.cause, finding.summary, evidence, effect),
                 loss_tokens_per_s=_lost(evidence),
                 gpus=finding.gpus,
             )
         )
     return tuple(found)
+
+
+def _summary(cause: Cause, said: Line, evidence: Evidence, effect: Effect) -> Line:
+    """What the step says of its cause, unless that tells of a figure which nobody knows."""
+    unknown = {
+        name for name, known in (("loss_pct", effect.loss_pct), ("util_pct", evidence.util_pct)) if known is None
+    }
+    return names_cause(cause, effect) if unknown & said.values.keys() else said
 
 
 def _group_lines(finding: Finding, evidence: Evidence) -> tuple[Line, ...]:

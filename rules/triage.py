@@ -251,13 +251,15 @@ def headline(
         if running is not None and running < 0.3:
             return summary("idle")
         return summary("warming" if evidence.output.baseline == "warming" else "little")
-    if effect.slow and slow_since_ns is not None:
+    if effect.slow and effect.loss_pct is not None and slow_since_ns is not None:
         lasted_s = (evidence.at_ns - slow_since_ns) / SECOND
         if lasted_s >= Bar().enter("loss.noted_s"):
-            return summary("unexplained", loss_pct=effect.loss_pct or 0.0)
+            return summary("unexplained", loss_pct=effect.loss_pct)
     if effect.slow_output:
         return summary("slow", output_pct=100 * ratio)
-    return summary(f"healthy_{evidence.effort}", output_pct=100 * ratio, util_pct=util or 0.0)
+    if util is None:
+        return summary("healthy", output_pct=100 * ratio)
+    return summary(f"healthy_{evidence.effort}", output_pct=100 * ratio, util_pct=util)
 
 
 _CANT_TELL = frozenset(

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rules.finding import Finding, confirmed, line, no_data, ruled_out, summary
+from rules.evidence import Evidence, HostEvidence, Observation
+from rules.finding import Effect, Finding, confirmed, line, no_data, ruled_out, summary
 from rules.priors import STEP_OF, Strength, priors
-from rules.ranking import reports_of, weigh
+from rules.ranking import reports_of, verdicts_of, weigh
 from rules.thresholds import Bar, Threshold, thresholds
 from rules.verdict import Cause, Status, Step
 
@@ -130,3 +131,26 @@ def test_a_held_cause_is_let_go_later_than_it_was_taken_up() -> None:
     assert held.reached("thermal.duty", 0.07) and not Bar().reached("thermal.duty", 0.07)
     assert not held.reached("power.cap_duty", 0.07)
     assert held.reached("loss.ratio", 0.96) and not Bar().reached("loss.ratio", 0.96)
+
+
+@pytest.mark.parametrize(
+    ("loss_pct", "cpu_pct", "said"),
+    [
+        (29.4, 97.0, "Output is 29 % below expected while CPU reads 97 %: the power brake is on"),
+        (29.4, None, "Output is 29 % below expected: power"),
+        (None, 97.0, "What is known speaks for: power"),
+    ],
+)
+def test_a_summary_tells_no_figure_that_nobody_knows(loss_pct: float | None, cpu_pct: float | None, said: str) -> None:
+    spoken = summary("power_brake", loss_pct=loss_pct or 0.0, util_pct=cpu_pct or 0.0, effort="CPU")
+    brake = confirmed(Cause.POWER, Strength.PROOF, (line("idle"),), spoken, ())
+    host = HostEvidence(0.0, cpu=None if cpu_pct is None else Observation(cpu_pct, "host.cpu_pct"))
+    verdicts = verdicts_of(
+        weigh([brake], priors()),
+        Evidence("n1", 0, host=host),
+        Effect(loss_pct is not None, loss_pct is not None, False, loss_pct),
+        {"node": "n1"},
+        {},
+        0.5,
+    )
+    assert [verdict.summary.text() for verdict in verdicts] == [said]
