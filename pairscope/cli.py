@@ -506,7 +506,8 @@ def simulate_command(
             logs.to_stderr()
             raise typer.Exit(simulation.run(made))
         stderr = Console(stderr=True, highlight=False)
-        stderr.print(t("simulate.making", seconds=seconds, nodes=nodes, gpus=gpus), soft_wrap=True)
+        minutes = (made.history_s + seconds) / 60
+        stderr.print(t("simulate.making", minutes=minutes, nodes=nodes, gpus=gpus), soft_wrap=True)
         written = simulated_recording.record(made, seconds, out)
         stderr.print(t("simulate.written", count=written, path=out))
 

@@ -57,7 +57,7 @@ def test_a_large_recording_is_told_of_at_once_where_nobody_sees_a_bar_and_a_smal
 
 def test_a_recording_that_is_made_says_at_once_how_much_it_will_be(tmp_path: Path) -> None:
     out = tmp_path / "night.lp"
-    done = pairscope("simulate", "1x2", "--seconds", "5", "--out", str(out), "--state-dir", str(tmp_path / "state"))
+    done = pairscope("simulate", "1x2", "--seconds", "60", "--out", str(out), "--state-dir", str(tmp_path / "state"))
     first, *rest = done.stderr.splitlines()
-    assert done.exit_code == 0 and first == "making 5 s of a fleet (nodes: 1, GPUs a node: 2) ..."
+    assert done.exit_code == 0 and first == "making 31 min of a fleet (nodes: 1, GPUs a node: 2) ..."
     assert rest[0].startswith("wrote ")

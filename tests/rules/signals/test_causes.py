@@ -221,6 +221,7 @@ def lines_of(language: str = "en", **told: object) -> str:
         ),
         ({"deploy_event": True}, "a deploy or an upgrade shortly before", "此前不久有部署或升级"),
         ({"restart": True}, "a restart shortly before", "此前不久有重启"),
+        ({"driver_changed": "570 -> 580"}, "a change of the driver shortly before: 570 -> 580", "驱动:570 -> 580"),
         ({"config_changed": True}, "a change of the configuration shortly before", "此前不久有配置变更"),
     ],
 )
