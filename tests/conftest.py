@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ from tests import ports
 pytest_plugins = ["tests.browser", "tests.store_servers"]
 
 STRICT = os.environ.get("PAIRSCOPE_STRICT_TESTS", "") not in ("", "0")
+
+
+def pytest_configure() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
