@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
@@ -21,7 +22,7 @@ LEFT_OVER = 64
 """So many requests that are gone may stay in the heap, beside as many as wait, before it is made anew."""
 
 
-class Queue:
+class Queue(ABC):
     """The lowest rank first; a rank is a time: the request's arrival, put off by its policy and its priority.
 
     A policy puts a request off by `ageing_s` at most, and one level of priority counts as much. So nobody waits for requests
@@ -38,9 +39,9 @@ class Queue:
         self._waiting: dict[str, Request] = {}  # what is in the heap and not here has been taken out
         self._serial = itertools.count()
 
+    @abstractmethod
     def put_off_s(self, request: Request) -> float:
         """By how much the policy puts a request off, 0 to `ageing_s`."""
-        raise NotImplementedError
 
     @property
     def bound_s(self) -> float:

@@ -206,4 +206,4 @@ def each_step_is_one_event(course: Course, script: Sequence[Second]) -> None:
     assert [number for number, _ in told] == [number for number, _ in expected]
     assert [code for _, code in told] == pytest.approx([code for _, code in expected], abs=1)
     for event in course.of("event"):
-        assert f"{event.fields['code'] / 1000:+.3f}" in str(event.fields["text"])  # type: ignore[operator]
+        assert f"{float(event.fields['code']) / 1000:+.3f}" in str(event.fields["text"])

@@ -173,8 +173,8 @@ class CatchUp:
             if len(self.lags_s) % 10 == 5:
                 with contextlib.suppress(StoreDown):  # a server that takes in a day may be slow to answer
                     newest = reader.latest("gpu", since_ns=T0 + (second - 60) * S)
-                    newest_ns = min((s.time_ns for s in newest), default=0) if len(newest) == 8 else 0
-                    self.behind_s.append((T0 + second * S - newest_ns) / S)
+                    behind_ns = T0 + second * S - min((s.time_ns for s in newest), default=0)
+                    self.behind_s.append(behind_ns / S if len(newest) == 8 else float("inf"))  # a minute or more
             second += 1
             if spool.waiting_blocks <= 1 or time.monotonic() - began_s > 3600:
                 break
