@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -19,6 +20,7 @@ from telemetry.lineprotocol import printable
 from telemetry.messages import say
 
 DEFAULT_SPAN_NS = 3600 * 10**9
+AGAIN_S = 0.05
 
 
 class Stopped(BaseException):
@@ -31,17 +33,35 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGINT and SIGTERM raise Stopped inside the block, so that whatever is open is cleaned up."""
+    """SIGINT and SIGTERM raise Stopped inside the block, so that whatever is open is cleaned up.
+
+    A signal that comes while an object is being finalised would be heard by nobody, since what is raised there is thrown away:
+    it is sent again until the block hears it.
+    """
+    inside, unraisable, main = True, sys.unraisablehook, threading.get_ident()
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Stopped(128 + number)
 
+    def again(number: int) -> None:
+        if inside:
+            signal.pthread_kill(main, number)
+
+    def thrown_away(told: sys.UnraisableHookArgs) -> None:
+        if isinstance(told.exc_value, Stopped):
+            threading.Timer(AGAIN_S, again, (told.exc_value.code - 128,)).start()
+        else:
+            unraisable(told)
+
+    sys.unraisablehook = thrown_away
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        inside = False
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = unraisable
 
 
 def select(

@@ -162,7 +162,8 @@ class Source:
         written.register(pipe, select.POLLIN)
         if not written.poll(SILENT_MS):
             self._tell(say("recording.replay.silent", self._language, path=self.path))
-            written.poll()
+            while not written.poll(SILENT_MS):  # a signal in the instant before the call doesn't end it
+                pass
         os.set_blocking(pipe.fileno(), True)
         return pipe
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pairscope import whole_file
+from pairscope.copying import Stopped, stoppable
 from pairscope.replay import Plan, Shift, replay
 from pairscope.whole_file import CannotCopy
 from telemetry.lineprotocol import Recording, encode_many, read
@@ -171,6 +172,18 @@ def test_a_silent_pipe_is_left_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.Mon
     done = pairscope("replay", str(pipe), "--store", f"sqlite://{tmp_path}/s.db")
     signalling.join()
     assert done.exit_code == 130 and "pipe" in done.stderr and "stopped" in done.stderr
+
+
+def test_a_signal_that_comes_while_an_object_is_finalised_is_heard_all_the_same() -> None:
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0)  # the handler runs here at the latest, where nobody sees what it raises
+
+    with pytest.raises(Stopped) as stopped, stoppable():
+        Finalised()
+        assert threading.Event().wait(60), "nobody heard the signal"
+    assert stopped.value.code == 130
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
