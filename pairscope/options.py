@@ -19,7 +19,7 @@ from pairscope.moment import moment_ns
 from pairscope.whole_file import CannotCopy
 from rules.signals import SignalsError
 from telemetry.messages import LANGUAGES, say, terminal_language
-from telemetry.store import StoreError
+from telemetry.store import StoreError, public_url
 
 SPOKEN = terminal_language()
 
@@ -109,3 +109,9 @@ def moment(text: str, option: str = "--at") -> int:
         return moment_ns(text)
     except (ValueError, OverflowError):
         raise Refused(t("triage.at_wrong", option=option, text=text)) from None
+
+
+def hello(part: str, language: str, *, store: str, **values: object) -> None:
+    """One line on stderr that says what a daemon is about to do, where and for how long."""
+    line = say(f"pairscope.cli.hello.{part}", language, store=public_url(store), **values)
+    Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)

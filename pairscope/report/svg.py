@@ -266,7 +266,7 @@ def _panel(drawing: _Drawing, panel: Panel, y: float) -> None:
     def place(value: float) -> float:
         return y + PANEL - (value - low) / (high - low) * PANEL
 
-    unit = f"{panel.title}, {panel.unit}" if panel.unit else panel.title
+    unit = panel.title if panel.title.endswith(panel.unit) else f"{panel.title}, {panel.unit}"
     drawing.text(LEFT, y - 6, unit, bold=True)
     for mark in marks:
         drawing.line(LEFT, place(mark), WIDTH - RIGHT, place(mark), LIGHT.grid)

@@ -20,7 +20,8 @@ from typer.testing import CliRunner, Result
 
 from agent import sweep
 from pairscope import cli
-from pairscope.cli import Refused, duration_s
+from pairscope.cli_host import duration_s
+from pairscope.options import Refused
 from telemetry.sample import Sample
 from telemetry.store import open_store
 from tests import loopback

@@ -9,7 +9,7 @@ import pytest
 
 from agent.sampler import COLLECTORS
 from agent.settings import AgentSettings
-from pairscope.cli import agent_settings
+from pairscope.cli_host import agent_settings
 from pairscope.config import gather
 
 DOCS = Path(__file__).parents[2] / "docs"
