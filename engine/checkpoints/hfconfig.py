@@ -20,9 +20,6 @@ def from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     family = str(raw.get("model_type", "?"))
     if family not in FAMILIES:
         raise UnsupportedModel(f"model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"].get("quant_method", "?")
-        raise UnsupportedModel(f"quantization_config {method!r} is not supported; use full weights or a GGUF file")
     gemma = family.startswith("gemma")
     key, known = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
     if raw.get(key, known) != known:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from engine.chat import ChatTemplate
 from engine.checkpoints.hfconfig import from_huggingface
+from engine.checkpoints.packed import Packing
 from engine.modelconfig import ModelConfig, UnsupportedModel
 from engine.tokenizer import Tokenizer
 
@@ -30,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class HuggingFaceFolder:
-    """One file `model.safetensors`, or shards listed in `model.safetensors.index.json`."""
+    """One file `model.safetensors`, or shards listed in `model.safetensors.index.json`; full weights, or those of GPTQ and AWQ."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,13 +42,18 @@ class HuggingFaceFolder:
             self.config: ModelConfig = from_huggingface(raw)
         except KeyError as missing:
             raise UnsupportedModel(f"{folder / 'config.json'}: {missing} is missing") from None
+        stated = raw.get("quantization_config")
+        self.packing = Packing.of(stated) if isinstance(stated, dict) else None
         self._files = self._find_tensors()
         self._open: dict[Path, Any] = {}
 
     def _find_tensors(self) -> dict[str, Path]:
         index = read_json(self.folder / "model.safetensors.index.json")
         if index:
-            files = {name: self.folder / shard for name, shard in index["weight_map"].items()}
+            shards = index.get("weight_map")
+            if not isinstance(shards, dict):
+                raise UnsupportedModel(f"{self.folder / 'model.safetensors.index.json'}: no weight_map")
+            files = {name: self.folder / str(shard) for name, shard in shards.items()}
         else:
             files = {}
             for path in sorted(self.folder.glob("*.safetensors")):
@@ -61,9 +67,22 @@ class HuggingFaceFolder:
         return files
 
     def has(self, name: str) -> bool:
-        return name in self._files
+        return name in self._files or self._packed(name) is not None
 
     def tensor(self, name: str) -> torch.Tensor:
+        whole = None if name in self._files else self._packed(name)
+        if whole is None or self.packing is None:
+            return self._stored(name)
+        return self.packing.weight(
+            whole, lambda part: self._stored(f"{whole}.{part}") if f"{whole}.{part}" in self._files else None
+        )
+
+    def _packed(self, name: str) -> str | None:
+        """The matrix of which `name` is the weight, if it is a packed one."""
+        whole = name.removesuffix(".weight")
+        return whole if self.packing is not None and whole != name and f"{whole}.qweight" in self._files else None
+
+    def _stored(self, name: str) -> torch.Tensor:
         path = self._files[name]
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt")

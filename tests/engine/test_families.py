@@ -183,7 +183,6 @@ def test_weights_in_shards_load_like_weights_in_one_file(tmp_path: Path) -> None
         ({"model_type": "gpt_neox"}, "model_type 'gpt_neox'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope scaling 'dynamic'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config 'awq'"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0"),
         ({"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["mamba"] * 2}, "layer_types 'mamba'"),
         ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types names 1 layers, expected 2"),
