@@ -4,6 +4,7 @@ python bench/engine.py
 python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
 python bench/engine.py --quantize none,int8,int4     (each scheme's speed beside what it costs the model)
 python bench/engine.py --ab paged,batching,chunked,prefix
+python bench/engine.py --stages     (where a step's time goes, and what timing it costs)
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-from bench import engine_ab
+from bench import engine_ab, engine_stages
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
@@ -73,6 +74,8 @@ def main() -> int:
     wanted = _arguments()
     if wanted.ab:
         return engine_ab.report(wanted.ab, wanted.model, wanted.scale, wanted.repeats, wanted.json)
+    if wanted.stages:
+        return engine_stages.report(wanted.model, wanted.streams, wanted.tokens, wanted.repeats, wanted.json)
     path = find_model(wanted.model)
     load_before = os.getloadavg()[0]
     say = (lambda line: print(line, file=sys.stderr)) if wanted.json else print
@@ -126,6 +129,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ab", type=engine_ab.names, help="compare ways of the engine instead: " + ",".join(engine_ab.COMPARISONS)
     )
+    parser.add_argument("--stages", action="store_true", help="time the engine's stages, and what timing them costs")
     parser.add_argument("--scale", default=1.0, type=float, help="size of the work of --ab (default: %(default)s)")
     parser.add_argument(
         "--quantize",

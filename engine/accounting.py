@@ -24,6 +24,21 @@ class Peaks:
     bytes_per_s: float
 
 
+def utilisation(work: Work, seconds: float, peaks: Peaks) -> tuple[float, float]:
+    """(MFU, MBU) in %: operations/s over the peak (Chowdhery et al. 2022, PaLM, appendix B, whose numerator counts the model's
+    operations only, not recomputed ones) and bytes/s over the peak (Databricks 2023, "LLM Inference Performance Engineering").
+    """
+    return (
+        100.0 * work.flops / (seconds * peaks.flops_per_s),
+        100.0 * work.bytes / (seconds * peaks.bytes_per_s),
+    )
+
+
+def least_s(work: Work, peaks: Peaks) -> float:
+    """Seconds that this work takes at least: the roofline of Williams, Waterman and Patterson (2009)."""
+    return max(work.flops / peaks.flops_per_s, work.bytes / peaks.bytes_per_s)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCost:
     """Constants of one loaded model."""

@@ -213,7 +213,13 @@ def _prompts(body: Body, settings: EngineSettings) -> tuple[str | tuple[int, ...
 
 def _is_text(item: object) -> TypeGuard[str]:
     """Whether it is a string that can be written as UTF-8: JSON can spell half of a surrogate pair, which is no text."""
-    return isinstance(item, str) and not any("\ud800" <= letter <= "\udfff" for letter in item)
+    if not isinstance(item, str):
+        return False
+    try:
+        item.encode()  # a hundred times as fast as looking at each letter, and this is done in the event loop
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_token(item: object) -> bool:

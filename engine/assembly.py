@@ -20,10 +20,11 @@ from engine.probe import measure_peaks
 from engine.quality import Quality
 from engine.queue import POLICIES
 from engine.request import Request, Sampling
-from engine.runner import Runner, cost_of
+from engine.runner import Runner, cost_of, stage_clock
 from engine.scheduler import Batching, Scheduler
 from engine.scheme import SchemeLoader
 from engine.settings import EngineSettings, SettingsError
+from engine.stages import nothing
 from engine.stats import EngineStats
 from engine.threads import ThreadChooser, usable_cores
 from engine.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
     chooser = ThreadChooser(threads if device.type == "cpu" else 1)
     engine = Engine(
         scheduler,
-        Runner(decoder, cache, chooser),
+        Runner(decoder, cache, chooser, stage_clock(device) if settings.stage_timers else None),
         cost_of(decoder, cache),
         EngineStats(started_s=time.monotonic(), peaks=peaks),
         tokenizer.end_tokens,
@@ -86,7 +87,10 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
     )
     warm_up(engine, config.vocab, lambda done: progress("warm-up", done))
     scheduler.pool.forget()
-    engine.stats = EngineStats(started_s=time.monotonic(), peaks=peaks)  # what warming up counted is nobody's traffic
+    stages = nothing() if settings.stage_timers else None
+    engine.stats = EngineStats(
+        started_s=time.monotonic(), peaks=peaks, stage_seconds=stages
+    )  # what warming up counted is nobody's traffic
     engine.beat()
     return Assembled(engine, tokenizer, config, loaded.quality)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from engine.accounting import ModelCost
 from engine.request import Finish, Request, State
 from engine.scheduler import Blocked, Row, Scheduler, StepPlan
+from engine.stages import Seconds, Stage
 from engine.stats import EngineStats, Occupancy, StepRecord
 
 
@@ -26,10 +27,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The next token of every row that samples, and how long the step took."""
+    """The next token of every row that samples, how long the step took, and in which stages where that is timed."""
 
     tokens: tuple[tuple[Row, int], ...]
     seconds: float
+    stages: Seconds | None = None
 
 
 class OutOfMemory(RuntimeError):
@@ -54,6 +56,7 @@ class Engine:
         context: int,
         stall_timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
         self.stats = stats
@@ -63,6 +66,8 @@ class Engine:
         self._end_tokens = end_tokens
         self._stall_timeout_s = stall_timeout_s
         self._clock = clock
+        self._stopwatch = stopwatch
+        self._schedule_s = self._detokenise_s = 0.0  # of the step under way
         self._requests: dict[str, Request] = {}
 
     @property
@@ -100,7 +105,9 @@ class Engine:
         """One step: plan, run, take in the tokens. Any exception but OutOfMemory is the end of this engine."""
         outputs = self._give_up_stalled()
         evicted = self.scheduler.pool.num_evicted
+        began = self._stopwatch()
         plan = self.scheduler.schedule()
+        self._schedule_s, self._detokenise_s = self._stopwatch() - began, 0.0
         now = self._clock()
         self._count_plan(plan, self.scheduler.pool.num_evicted - evicted)
         outputs += [self._end(request, Finish.ERROR, "", 0, reason) for request, reason in plan.failed]
@@ -183,14 +190,25 @@ class Engine:
     def _take_in(self, plan: StepPlan, result: StepResult) -> list[Output]:
         now = self._clock()
         with self.stats.lock:
-            self.stats.record_step(StepRecord(now, result.seconds, plan.num_tokens, self._cost.of(plan.rows)))
+            work = self._cost.of(plan.rows)
+            self.stats.record_step(StepRecord(now, result.seconds, plan.num_tokens, work, bool(result.tokens)))
             for row in plan.rows:
                 self._count_prompt(row)
                 self.scheduler.computed(row)
             for row, _ in result.tokens:
                 self._time_token(row.request, now)
             self.stats.counters.generation_tokens_total += len(result.tokens)
-        return [self._append(row.request, token, now) for row, token in result.tokens]
+        outputs = [self._append(row.request, token, now) for row, token in result.tokens]
+        self._count_stages(result.stages)
+        return outputs
+
+    def _count_stages(self, stages: Seconds | None) -> None:
+        if stages is not None:
+            spent = list(stages)
+            spent[Stage.SCHEDULE] += self._schedule_s
+            spent[Stage.DETOKENISE] += self._detokenise_s
+            with self.stats.lock:
+                self.stats.add_stages(spent)
 
     def _count_prompt(self, row: Row) -> None:
         """Tokens of the prompt count once; what a preempted request computes again counts as recomputed."""
@@ -216,7 +234,9 @@ class Engine:
         text, stopped = "", False
         ended = token in self._end_tokens and not sampling.ignore_eos
         if request.text is not None and not ended:
+            began = self._stopwatch()
             text, stopped = request.text.push(token)
+            self._detokenise_s += self._stopwatch() - began
         if ended or stopped:
             return self._finish(request, Finish.STOP, text, flush=not stopped)
         if request.num_output >= sampling.max_tokens or request.num_tokens >= self.context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from starlette.responses import Response
@@ -32,16 +33,19 @@ class GenerationFailed(Exception):
 
 async def tokenise(service: EngineService, ask: Ask) -> list[list[int]]:
     """Token ids of each prompt, made in a worker thread: a long text must not hold up the others' streams."""
-    tokenizer = service.tokenizer
-    if ask.messages:
-        try:
-            return [await asyncio.to_thread(tokenizer.encode_chat, ask.messages)]
-        except ChatTemplateError as error:
-            raise BadRequest("messages", str(error)) from None
-    prompts = []
-    for prompt in ask.prompts:
-        prompts.append(await asyncio.to_thread(tokenizer.encode, prompt) if isinstance(prompt, str) else list(prompt))
-    return prompts
+    return await asyncio.get_running_loop().run_in_executor(service.tokenisers, _tokenise, service, ask)
+
+
+def _tokenise(service: EngineService, ask: Ask) -> list[list[int]]:
+    tokenizer, began = service.tokenizer, time.perf_counter()
+    try:
+        if ask.messages:
+            return [tokenizer.encode_chat(ask.messages)]
+        return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in ask.prompts]
+    except ChatTemplateError as error:
+        raise BadRequest("messages", str(error)) from None
+    finally:
+        service.note_tokenised(time.perf_counter() - began)
 
 
 def max_tokens_of(service: EngineService, ask: Ask, prompt: Sequence[int], vocab: int) -> int:

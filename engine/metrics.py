@@ -9,6 +9,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from engine.stages import Stage
 from engine.stats import Counters, EngineStats, Histogram, prompt_len_max, recent
 from telemetry.catalogue import ENGINE
 
@@ -63,7 +64,7 @@ class EngineMetrics:
         if stats is None:
             return
         with stats.lock:
-            families = [*self._gauges(stats), *self._counters(stats), *self._histograms(stats)]
+            families = [*self._gauges(stats), *self._counters(stats), *self._stages(stats), *self._histograms(stats)]
         yield from families
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
@@ -101,6 +102,15 @@ class EngineMetrics:
             family = CounterMetricFamily(f"pairscope_{field.name}", title, labels=self._labels)
             family.add_metric(self._values, getattr(stats.counters, field.name))
             yield family
+
+    def _stages(self, stats: EngineStats) -> Iterator[Metric]:
+        if stats.stage_seconds is None:
+            return
+        title = "time in each stage; tokenise runs beside the steps"
+        family = CounterMetricFamily("pairscope_stage_seconds", title, labels=(*self._labels, "stage"))
+        for stage in Stage:
+            family.add_metric((*self._values, stage.label), stats.stage_seconds[stage])
+        yield family
 
     def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
         for name, title in HISTOGRAMS.items():

@@ -13,6 +13,7 @@ from engine.kvstore import KVStore
 from engine.linear import Linear
 from engine.modelconfig import ModelConfig
 from engine.rope import RopeScaling, inverse_frequencies
+from engine.stages import Stage, StageClock, Untimed
 
 Tensor = torch.Tensor
 
@@ -42,6 +43,7 @@ class Decoder:
         self.norm = norm
         self.head = head
         self.attention = GatherAttention(config)
+        self.clock: StageClock = Untimed()
         # rounded as the reference rounds it
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embedding.dtype))
         self.rotations = rotations(config.head_dim, config.rope_theta, config.rope, context, embedding.device)
@@ -68,13 +70,14 @@ class Decoder:
 
     def forward(self, batch: Batch, cache: KVStore) -> Tensor:
         """The step's token ids -> [tokens, hidden]; writes K and V of these tokens into the cache."""
-        config, eps = self.config, self.config.norm_eps
+        config, eps, clock = self.config, self.config.norm_eps, self.clock
         x = F.embedding(batch.ids, self.embedding)
         if config.embedding_scale != 1.0:
             x = x * self.embedding_scale
         turn = local_turn = self.rotations[batch.positions].unsqueeze(1)
         if self.local_rotations is not self.rotations:
             local_turn = self.local_rotations[batch.positions].unsqueeze(1)
+        clock.mark(Stage.EMBED)
         for number, layer in enumerate(self.layers):
             local = number in config.local_layers
             qkv = layer.qkv.normed(x, layer.attention_norm, eps)
@@ -88,7 +91,9 @@ class Decoder:
                 x = layer.attention_out.plus(attended, x)
             else:
                 x = x + F.rms_norm(layer.attention_out(attended), x.shape[-1:], layer.attention_post_norm, eps)
+            clock.mark(Stage.ATTENTION)
             x = self._mlp(layer, x)
+            clock.mark(Stage.MLP)
         return x[: batch.tokens]
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:

@@ -13,12 +13,16 @@ from engine.kvstore import KVStore
 from engine.model import Decoder
 from engine.sampler import sample
 from engine.scheduler import Row, StepPlan
+from engine.stages import DeviceClock, HostClock, Stage, StageClock, Untimed
 from engine.threads import ThreadChooser
 
 
 class Runner:
-    def __init__(self, decoder: Decoder, cache: KVStore, threads: ThreadChooser) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVStore, threads: ThreadChooser, clock: StageClock | None = None
+    ) -> None:
         self.decoder = decoder
+        self.clock = decoder.clock = clock or Untimed()
         self.cache = cache
         self.threads = threads
         self._device = decoder.embedding.device
@@ -30,13 +34,14 @@ class Runner:
         usable.
         """
         began = time.perf_counter()
+        tokens = plan.num_tokens
+        self.clock.begin(tokens)
         if plan.swap_out:
             self.cache.swap_out(plan.swap_out)
         if plan.swap_in:
             self.cache.swap_in(plan.swap_in)
         if not plan.rows:
             return StepResult((), time.perf_counter() - began)
-        tokens = plan.num_tokens
         threads = self.threads.choose(tokens)
         if self._device.type == "cpu" and torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
@@ -48,11 +53,12 @@ class Runner:
             raise
         seconds = time.perf_counter() - began
         self.threads.learn(tokens, threads, seconds)
-        return StepResult(chosen, seconds)
+        return StepResult(chosen, seconds, self.clock.take(seconds))
 
     def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
         decoder, size = self.decoder, self.cache.block_size
         batch = build(plan, size, self._dtype, self._device, decoder.head.padded, decoder.config.window)
+        self.clock.mark(Stage.SCHEDULE)
         x = decoder.forward(batch, self.cache)
         rows = batch.sampled_rows
         if not rows:
@@ -61,7 +67,15 @@ class Runner:
             x = x.index_select(0, batch.sampled)
         requests = [row.request for row in rows]
         tokens = sample(self.decoder.logits(x), [r.sampling for r in requests], [r.num_output for r in requests])
+        self.clock.mark(Stage.SAMPLE)
         return tuple(zip(rows, tokens, strict=True))
+
+
+def stage_clock(device: torch.device) -> StageClock:
+    """The stopwatch for steps on this device."""
+    if device.type != "cuda":
+        return HostClock()
+    return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 def cost_of(decoder: Decoder, cache: KVStore) -> ModelCost:

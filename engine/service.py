@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from engine.loop import EngineLoop
 from engine.metrics import EngineMetrics
 from engine.request import Finish, Request, Sampling
 from engine.settings import EngineSettings
+from engine.stages import Stage, nothing
+from engine.threads import usable_cores
 
 if TYPE_CHECKING:
     from engine.assembly import Assembled
@@ -96,6 +99,7 @@ class EngineService:
         self._tickets: dict[str, Ticket] = {}
         self._numbers = itertools.count(1)
         self.on_death: Callable[[], None] = lambda: None
+        self.tokenisers = ThreadPoolExecutor(max(2, usable_cores() // 2), "tokenise")  # the rest is for the steps
 
     @property
     def vocab(self) -> int:
@@ -153,6 +157,7 @@ class EngineService:
         for ticket in list(self._tickets.values()):
             ticket.put(Output(ticket.request, "", 0, Finish.ABORT, "the server is stopping"))
             self._loop.abort(ticket.request.id)
+        self.tokenisers.shutdown(wait=False, cancel_futures=True)
         self._loop.stop()
         await asyncio.to_thread(self._loop.join, STOP_STEP_S)
 
@@ -209,6 +214,13 @@ class EngineService:
         self._tickets[request.id] = ticket
         self._loop.submit(request)
         return ticket
+
+    def note_tokenised(self, seconds: float) -> None:
+        """A prompt has been tokenised in one of the worker threads."""
+        spent, stats = nothing(), self.engine.stats
+        spent[Stage.TOKENISE] = seconds
+        with stats.lock:
+            stats.add_stages(spent)
 
     def note_delivered(self, request: Request, tokens: int) -> None:
         was_paused = request.num_undelivered >= self.settings.stream_buffer

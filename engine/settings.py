@@ -54,6 +54,7 @@ class EngineSettings:
     stream_buffer: int = 256  # tokens generated but not taken by a streaming client before its request is paused
     stall_timeout_s: float = 5.0  # a client that takes nothing for so long while paused is given up
     drain_s: float = 1.5  # on SIGTERM, running requests may go on for so long
+    stage_timers: bool = True  # seconds by stage: attention, MLP, sampling, ...
     stalled_after_s: float = 30.0  # /health says "stalled" when one step has taken longer
 
     def fingerprint(self) -> str:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.accounting import Peaks, Work
+from engine.accounting import Peaks, Work, utilisation
+from engine.stages import Seconds
 
 _FINE = (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)
 SECONDS = (*(round(step * 10.0**power, 7) for power in range(-4, 2) for step in _FINE), 100.0, 200.0, 400.0)
@@ -107,6 +108,7 @@ class StepRecord:
     seconds: float
     tokens: int
     work: Work
+    waited: bool = True  # whether its end was waited for: a device may still be at work on it
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class EngineStats:
     occupancy: Occupancy = field(default_factory=Occupancy)
     beat_s: float = 0.0  # when the loop last came round, monotonic
     steps: deque[StepRecord] = field(default_factory=deque)
+    stage_seconds: list[float] | None = None  # by Stage since the start; None: not timed
     prompt_lengths: deque[tuple[float, int]] = field(default_factory=deque)
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     inter_token_latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
@@ -134,7 +137,8 @@ class EngineStats:
         self.counters.flops_total += record.work.flops
         self.counters.bytes_total += record.work.bytes
         self.step_time.observe(record.seconds)
-        self._raise_peaks(record)
+        if record.waited:
+            self._raise_peaks(record)
         self.steps.append(record)
         while self.steps[0].at_s < record.at_s - WINDOW_S:
             self.steps.popleft()
@@ -144,6 +148,10 @@ class EngineStats:
         flops_per_s, bytes_per_s = record.work.flops / record.seconds, record.work.bytes / record.seconds
         if flops_per_s > self.peaks.flops_per_s or bytes_per_s > self.peaks.bytes_per_s:
             self.peaks = Peaks(max(flops_per_s, self.peaks.flops_per_s), max(bytes_per_s, self.peaks.bytes_per_s))
+
+    def add_stages(self, seconds: Seconds) -> None:
+        if self.stage_seconds is not None:
+            self.stage_seconds = [had + more for had, more in zip(self.stage_seconds, seconds, strict=True)]
 
     def record_prompt(self, now_s: float, tokens: int) -> None:
         self.prompt_length.observe(tokens)
@@ -170,11 +178,13 @@ def recent(stats: EngineStats, now_s: float) -> Recent | None:
     seconds = sum(step.seconds for step in steps)
     if not steps or seconds <= 0:
         return None
+    work = Work(sum(step.work.flops for step in steps), sum(step.work.bytes for step in steps))
+    mfu_pct, mbu_pct = utilisation(work, seconds, stats.peaks)
     return Recent(
         step_mean_s=seconds / len(steps),
         tokens_per_step=sum(step.tokens for step in steps) / len(steps),
-        mfu_pct=100.0 * sum(step.work.flops for step in steps) / (seconds * stats.peaks.flops_per_s),
-        mbu_pct=100.0 * sum(step.work.bytes for step in steps) / (seconds * stats.peaks.bytes_per_s),
+        mfu_pct=mfu_pct,
+        mbu_pct=mbu_pct,
     )
 
 

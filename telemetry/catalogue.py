@@ -253,6 +253,15 @@ ENGINE = _measurement(
         blocked_on_seqs_total | steps in which requests waited for a place among the running | 因运行序列已满而不能接纳请求的步数
         blocked_on_tokens_total | steps in which requests waited for token budget | 因 token 预算用尽而不能接纳请求的步数
     """),
+    _second_counters("""
+        stage_tokenise_s | time in tokenising | 分词用时
+        stage_schedule_s | time in scheduling | 调度用时
+        stage_embed_s | time in embedding | 嵌入用时
+        stage_attention_s | time in attention | 注意力用时
+        stage_mlp_s | time in the MLP | MLP 用时
+        stage_sample_s | time in sampling, head included | 采样用时(含输出头)
+        stage_detokenise_s | time in detokenising | 反分词用时
+    """),
     _gauges("""
         tokens_per_s | output tokens/s | 输出 tokens/s
         prompt_tokens_per_s | prompt tokens/s | 提示 tokens/s

@@ -21,6 +21,7 @@ from agent.collectors.engine_progress import (
 )
 from agent.counters import Rate
 from agent.exposition import Exposition
+from telemetry.catalogue import ENGINE
 from telemetry.sample import Value
 
 FINISH_RATE_WINDOW_S = 60.0
@@ -75,7 +76,7 @@ class EngineReadings:
         start = start_time_s(exposition)
         if start is not None and "uptime_s" not in fields and wall_s >= start:
             fields["uptime_s"] = wall_s - start
-        fields |= {name: int(total) for name, total in counters.items()}
+        fields |= {name: ENGINE.fields[name].type(total) for name, total in counters.items()}
         fields |= self._distributions.read(exposition, monotonic_s)
         if isinstance(step_s := fields.get("step_mean_s"), float):
             self._step_s = step_s

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.accounting import ModelCost, Peaks, Work
+from engine.accounting import ModelCost, Peaks, Work, least_s, utilisation
 from engine.kvstore import bytes_per_token
 from engine.modelconfig import ModelConfig
 from engine.request import Request, Sampling
@@ -66,6 +66,77 @@ def test_attention_operations_are_those_of_the_public_example() -> None:
     # one layer, hidden 4,096, four sequences at 2,048 tokens: QK^T and PV together 0.134 GFLOP
     cost = ModelCost(0, 0, 0, 0, 0, 0, attention_width=4096)
     assert cost.of([row(str(n), 2048, 2047, 1) for n in range(4)]).flops == pytest.approx(0.134e9, rel=0.01)
+
+
+QWEN2_7B = shape(28, 28, 4, 128)
+LLAMA2_7B = shape(32, 32, 32, 128)
+
+
+def half(config: ModelConfig, weights: float) -> ModelCost:
+    """What a model of so many weights in FP16 costs, its head counted among them."""
+    width = config.num_layers * config.num_heads * config.head_dim
+    return ModelCost(int(weights), 0, int(2 * weights), 0, 0, bytes_per_token(config, torch.float16), width)
+
+
+def decoding(streams: int, context: int) -> list[Row]:
+    return [row(str(n), context, context - 1, 1) for n in range(streams)]
+
+
+@pytest.mark.parametrize(
+    ("tflops", "gb_s", "alone", "of_32", "bound", "mbu", "mfu"),
+    [(300, 900, 42, 680, 64.3, 65, 3.2), (400, 600, 35, 510, 42.9, 82, 1.8), (200, 1200, 58, 920, 85.7, 68, 6.4)],
+)
+def test_three_cards_with_a_7b_in_half_precision_are_bound_by_memory_and_hardly_compute(
+    tflops: int, gb_s: int, alone: int, of_32: int, bound: float, mbu: int, mfu: float
+) -> None:
+    peaks = Peaks(tflops * 1e12, gb_s * 1e9)
+    weights_only = ModelCost(7_000_000_000, 0, 14_000_000_000, 0, 0, 0, 0)
+    one = weights_only.of(decoding(1, 100))
+    assert 1 / least_s(one, peaks) == pytest.approx(bound, abs=0.05)  # tokens/s of one stream at most
+    assert utilisation(one, 1 / alone, peaks)[1] == pytest.approx(mbu, abs=0.5)
+    many = weights_only.of(decoding(32, 100))
+    assert utilisation(many, 32 / of_32, peaks)[0] == pytest.approx(mfu, abs=0.05)
+
+
+def test_a_large_prompt_is_bound_by_operations_and_a_single_token_by_bytes() -> None:
+    cost, peaks = half(QWEN2_7B, 7.6e9), Peaks(312e12, 1555e9)
+    prompt, token = cost.of([row("p", 4096, 0, 4096)]), cost.of(decoding(1, 4096))
+    assert least_s(prompt, peaks) == prompt.flops / peaks.flops_per_s
+    assert least_s(token, peaks) == token.bytes / peaks.bytes_per_s
+
+
+def test_one_layers_work_for_four_streams_is_that_of_the_public_shapes() -> None:
+    # 4 streams at 2,048 tokens, hidden 4,096: the cache is 16.8 MB with 4 KV heads of 128 and 134 MB with 32
+    for kv_heads, megabytes in ((4, 16.8), (32, 134.2)):
+        width = bytes_per_token(shape(1, 32, kv_heads, 128), torch.float16)
+        read = ModelCost(0, 0, 0, 0, 0, width, 0).of(decoding(4, 2048)).bytes - 4 * width  # but what is written
+        assert read == pytest.approx(megabytes * 1e6, rel=0.005)
+    # the MLP of Qwen2-7B, 3 x 3,584 x 18,944 in FP16: 1.63 GFLOP, 407 MB, one operation a byte and stream
+    mlp = 3 * 3584 * 18944
+    work = ModelCost(mlp, 0, 2 * mlp, 0, 0, 0, 0).of(decoding(4, 2048))
+    assert work.flops == pytest.approx(1.63e9, rel=0.005)
+    assert work.bytes == pytest.approx(407e6, rel=0.005)
+    assert work.flops / work.bytes == 4
+
+
+def test_eight_long_contexts_read_an_eighth_as_much_cache_as_weights_with_few_kv_heads_and_more_with_many() -> None:
+    shares = []
+    for config, weights, gigabytes in ((QWEN2_7B, 7.6e9, 1.88), (LLAMA2_7B, 6.74e9, 17.2)):
+        cost = half(config, weights)
+        rows = decoding(8, 4096)
+        read = cost.of(rows).bytes - cost.layer_bytes - 8 * cost.kv_bytes_per_token
+        assert read == pytest.approx(gigabytes * 1e9, rel=0.005)
+        shares.append(read / cost.layer_bytes)
+    assert shares == pytest.approx([0.124, 1.27], abs=0.01)
+    # from so many tokens in all contexts on, the cache is more than the weights
+    assert half(QWEN2_7B, 7.6e9).layer_bytes / 57_344 == pytest.approx(266_000, rel=0.01)
+    assert half(LLAMA2_7B, 6.74e9).layer_bytes / 524_288 == pytest.approx(25_700, rel=0.01)
+
+
+def test_a_step_whose_end_nobody_has_waited_for_raises_no_peak() -> None:
+    stats = EngineStats(started_s=0.0, peaks=Peaks(1000.0, 100.0))
+    stats.record_step(StepRecord(1.0, 0.001, 1, Work(50, 20), waited=False))
+    assert stats.peaks == Peaks(1000.0, 100.0)
 
 
 def test_fragmentation_is_the_unwritten_share_of_taken_slots() -> None:

@@ -26,11 +26,19 @@ def _own(kind: Kind) -> Iterator[tuple[str, Alternatives]]:
             yield name, (Family(f"pairscope_{name}", join="mean" if mean else "sum"),)
 
 
+def _counters() -> Iterator[tuple[str, Alternatives]]:
+    """Of the stages one family with a label; everything else has a family of its own."""
+    for name, alternatives in _own(Kind.COUNTER):
+        stage = name.removeprefix("stage_").removesuffix("_s")
+        labelled = Family("pairscope_stage_seconds_total", where={"stage": (stage,)})
+        yield name, (labelled,) if name.startswith("stage_") else alternatives
+
+
 PAIRSCOPE = Dialect(
     kind="pairscope",
     prefixes=("pairscope_",),
     counter_style="step",
-    counters=dict(_own(Kind.COUNTER)),
+    counters=dict(_counters()),
     gauges=dict(_own(Kind.GAUGE)),
     histograms={
         "ttft": ("pairscope_time_to_first_token_seconds",),
