@@ -96,7 +96,8 @@ class GpuEvidence:
     processes: Seen = None
     ecc_uncorrected_new: Seen = None  # growth over the window's horizon
     remap_pending: bool = False
-    remap_failed: bool = False
+    remap_failed: bool | None = None
+    xids: Seen = None  # since the driver was loaded; that they are counted says that somebody listens for them
     util_swing: float | None = None  # points between the 10th and 90th percentile of util over a minute
     active: Seen = None  # share of the time in which some multiprocessor works: a second sensor beside util
     partitioned: bool = False  # cut into instances (MIG): GPU-Util is not defined

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rules.evidence import Evidence, Observation, value
+from rules.evidence import Evidence, GpuEvidence, Observation, value
 from rules.priors import Strength
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Fix, Line, Number, Status
@@ -71,6 +71,31 @@ def ruled_out(cause: Cause, *evidence: Line | None) -> Finding:
 
 def no_data(cause: Cause, *evidence: Line | None) -> Finding:
     return Finding(cause, Status.NO_DATA, tuple(entry for entry in evidence if entry is not None))
+
+
+def cleared(cause: Cause, seen: Iterable[Line | None], missing: Sequence[Line]) -> Finding:
+    """Ruled out by what was seen; no data where something that the cause would show in was not, which is named beside the rest."""
+    lines = tuple(entry for entry in seen if entry is not None)
+    if missing or not lines:
+        return Finding(cause, Status.NO_DATA, (*lines, *missing))
+    return Finding(cause, Status.RULED_OUT, lines)
+
+
+def harmless(cause: Cause, effect: Effect, *seen: Line | None) -> Finding:
+    """A sign without a loss beside it: ruled out where the output is known, and where it is not, nobody knows that it does no harm."""
+    return cleared(cause, seen, () if effect.known else (line("harm_unknown"),))
+
+
+def unread(lane: str, gpus: Iterable[str] = ()) -> Line:
+    """A field that a cause is judged by and that nobody reads, by its title; of these GPUs, if it is one of theirs."""
+    which = names(gpus)
+    return line("unread_gpu", what=lane, gpus=which) if which else line("unread", what=lane)
+
+
+def unread_gpus(evidence: Evidence, lane: str, reads: Callable[[GpuEvidence], bool]) -> list[Line]:
+    """The line that names the GPUs of which it is not read; none when it is read of all."""
+    missing = [gpu.index for gpu in evidence.gpus if not reads(gpu)]
+    return [unread(lane, missing)] if missing else []
 
 
 @dataclass(frozen=True, slots=True)

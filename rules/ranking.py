@@ -218,6 +218,7 @@ def reports_of(
             lines = [found for finding in here if finding.status is status for found in finding.evidence]
             if status is Status.RULED_OUT:
                 lines += [found for finding in here if finding.status is Status.SYMPTOM for found in finding.evidence]
+                lines += [found for finding in here if finding.status is Status.NO_DATA for found in _unknown(finding)]
         posterior = sum(entry.confidence for entry in roots) / total
         reports.append(StepReport(step, status, _distinct(lines), priors.of_step(step), posterior))
     return tuple(reports)
@@ -225,6 +226,11 @@ def reports_of(
 
 def _follows(entry: Ranked) -> Line:
     return line("follows", "", cause=str(entry.symptom_of))
+
+
+def _unknown(finding: Finding) -> Sequence[Line]:
+    """A cause that had no data in a step that rules out others: it is named, so that nobody takes it for ruled out."""
+    return (line("not_known", "", cause=str(finding.cause)), *finding.evidence) if finding.evidence else ()
 
 
 def _distinct(lines: Sequence[Line]) -> tuple[Line, ...]:

@@ -46,6 +46,7 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
     healthy, link_up = reader.state(gpu, "healthy"), reader.state(gpu, "link_up")
     ecc = reader.growth(gpu, "ecc_uncorrected_total", BACK_S)
     remapped = reader.growth(gpu, "remapped_rows_total", BACK_S)
+    remap_failed = gpu.known("remap_failed", reader.at_ns)
     used, total = reader.gauge(gpu, "mem_used_bytes", index), gpu.known("mem_total_bytes", reader.at_ns)
     free = None
     if used is not None and total is not None:
@@ -81,7 +82,8 @@ def _observe_gpu(reader: Reader, gpu: Device, others: float | None) -> GpuEviden
         processes=reader.last(gpu, "processes", index),
         ecc_uncorrected_new=None if ecc is None else Observation(ecc[0], "gpu.ecc_uncorrected_total", index, 0.0),
         remap_pending=bool(gpu.known("remap_pending", reader.at_ns)),
-        remap_failed=bool(gpu.known("remap_failed", reader.at_ns)),
+        remap_failed=None if remap_failed is None else bool(remap_failed),
+        xids=reader.last(gpu, "xid_total", index, BACK_S),
         util_swing=_swing(reader, gpu),
         active=reader.gauge(gpu, "sm_active_pct", index),
         remapped_new=None if remapped is None else Observation(remapped[0], "gpu.remapped_rows_total", index, 0.0),

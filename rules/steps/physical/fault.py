@@ -8,6 +8,7 @@ from rules.evidence import Evidence, GpuEvidence, ratio, value
 from rules.finding import (
     Finding,
     against,
+    cleared,
     confirmed,
     effect_of,
     fix,
@@ -18,6 +19,7 @@ from rules.finding import (
     pair_line,
     ruled_out,
     summary,
+    unread_gpus,
 )
 from rules.priors import Strength
 from rules.steps.physical.readings import clock_line, draw_line, draw_share, fall, is_hot, temperature_line
@@ -64,12 +66,42 @@ def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
         return stuck
     if evidence.told:
         return _healthy_as_told(evidence)
-    pending = [gpu.index for gpu in evidence.gpus if gpu.remap_pending]
-    return ruled_out(
-        Cause.GPU_FAULT,
-        line("no_fault", "gpu.state", gpus=len(evidence.gpus)),
+    return _healthy(evidence) if evidence.gpus else no_data(Cause.GPU_FAULT, line("no_gpu"))
+
+
+def _healthy(evidence: Evidence) -> Finding:
+    """No fault in what is read; what a card does not tell (a consumer card has no ECC, an AMD card no Xids) is named and not ruled out.
+
+    Without its state, its clock, or any count of errors, nothing is known of a card.
+    """
+    gpus = evidence.gpus
+    pending = [gpu.index for gpu in gpus if gpu.remap_pending]
+    told, listened = [gpu for gpu in gpus if _tells_state(gpu)], [gpu for gpu in gpus if gpu.xids is not None]
+    counted = [gpu for gpu in gpus if gpu.ecc_uncorrected_new is not None]
+    seen = [
+        line("state_ok", "gpu.state", gpus=names(gpu.index for gpu in told)) if told else None,
+        line("no_xid", "gpu.xid_total", gpus=names(gpu.index for gpu in listened)) if listened else None,
+        line("no_ecc", "gpu.ecc_uncorrected_total") if counted else None,
+        clock_line(min(gpus, key=lambda gpu: ratio(gpu.sm_clock) or 1.0)),
         line("remap_pending", "gpu.remap_pending", gpus=names(pending)) if pending else None,
-    )
+    ]
+    xid = unread_gpus(evidence, "gpu.xid_total", lambda gpu: gpu.xids is not None)
+    ecc = unread_gpus(evidence, "gpu.ecc_uncorrected_total", lambda gpu: gpu.ecc_uncorrected_new is not None)
+    missing = [
+        *unread_gpus(evidence, "gpu.state", _tells_state),
+        *unread_gpus(evidence, "gpu.sm_clock_mhz", lambda gpu: gpu.sm_clock is not None),
+    ]
+    if missing or not all(_counts_errors(gpu) for gpu in gpus):
+        return cleared(Cause.GPU_FAULT, seen, [*missing, *xid, *ecc])
+    return cleared(Cause.GPU_FAULT, [*seen, *xid, *ecc], [])
+
+
+def _tells_state(gpu: GpuEvidence) -> bool:
+    return gpu.state is not None or gpu.healthy is not None
+
+
+def _counts_errors(gpu: GpuEvidence) -> bool:
+    return gpu.xids is not None or gpu.ecc_uncorrected_new is not None or gpu.healthy is not None
 
 
 def _severity(event: Event) -> str:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from rules.evidence import Evidence, GpuEvidence, ratio, value
 from rules.finding import (
+    Effect,
     Finding,
+    cleared,
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names,
     names_cause,
@@ -17,6 +20,8 @@ from rules.finding import (
     pair_line,
     ruled_out,
     summary,
+    unread,
+    unread_gpus,
 )
 from rules.priors import Strength
 from rules.steps.physical.readings import (
@@ -40,16 +45,12 @@ def thermal(evidence: Evidence, bar: Bar) -> Finding:
         return no_data(Cause.THERMAL, line("no_gpu" if not evidence.gpus else "no_temperature"))
     hot = [gpu for gpu in known if is_hot(gpu, bar)]
     if not hot:
-        return _poor_cooling(evidence, known, bar) or ruled_out(Cause.THERMAL, *_coolness(known))
+        missing = [] if evidence.told else _not_seen(evidence, bar)
+        return _poor_cooling(evidence, known, bar) or cleared(Cause.THERMAL, _coolness(known), missing)
     effect = effect_of(evidence, bar)
     slowed = [gpu for gpu in hot if bar.reached("thermal.clock_ratio", ratio(gpu.sm_clock))]
     if not is_harmed(effect, bool(slowed)):
-        worst = max(hot, key=heat_duty)
-        return ruled_out(
-            Cause.THERMAL,
-            line("heat_harmless", "gpu.temp_c", gpus=names(g.index for g in hot), duty_pct=100 * heat_duty(worst)),
-            pair_line(evidence),
-        )
+        return _harmless(evidence, hot, effect)
     both = any(bar.reached("thermal.duty", heat_duty(gpu)) and is_at_limit(gpu, bar) for gpu in hot)
     worst = max(hot, key=lambda gpu: (heat_duty(gpu), value(gpu.temp) or 0.0))
     hardware = any(value(gpu.duty.get("hw_thermal")) for gpu in hot)
@@ -73,9 +74,36 @@ def thermal(evidence: Evidence, bar: Bar) -> Finding:
     )
 
 
+def _harmless(evidence: Evidence, hot: Sequence[GpuEvidence], effect: Effect) -> Finding:
+    """Hot, and neither the clock nor the output is down: as far as one of them is known."""
+    duty = max(heat_duty(gpu) for gpu in hot)
+    seen = line("heat_harmless", "gpu.temp_c", gpus=names(gpu.index for gpu in hot), duty_pct=100 * duty)
+    if not effect.known and all(ratio(gpu.sm_clock) is not None for gpu in hot):
+        return ruled_out(Cause.THERMAL, seen, clock_line(min(hot, key=lambda gpu: ratio(gpu.sm_clock) or 1.0)))
+    return harmless(Cause.THERMAL, effect, seen, pair_line(evidence))
+
+
 def _tells_heat(gpu: GpuEvidence) -> bool:
-    seen = (gpu.temp, gpu.temp_margin, gpu.mem_temp, gpu.peer_temp, gpu.temp_slope, gpu.fan)
-    return bool(gpu.duty) or any(entry is not None for entry in seen)
+    """What is told as an incident may be a fan or a slope alone."""
+    return _reads_heat(gpu) or any(entry is not None for entry in (gpu.peer_temp, gpu.temp_slope, gpu.fan))
+
+
+def _reads_heat(gpu: GpuEvidence) -> bool:
+    return bool(heat_bits(gpu)) or any(entry is not None for entry in (gpu.temp, gpu.temp_margin, gpu.mem_temp))
+
+
+def _not_seen(evidence: Evidence, bar: Bar) -> list[Line]:
+    """The cards of which no heat is read; and those so hot that only their clock could tell, where nobody knows their limit."""
+    found = unread_gpus(evidence, "gpu.temp_c", _reads_heat)
+    blind = [
+        gpu.index
+        for gpu in evidence.gpus
+        if not heat_bits(gpu)
+        and gpu.temp_margin is None
+        and bar.reached("thermal.hot_c", value(gpu.temp))
+        and ratio(gpu.sm_clock) is None
+    ]
+    return [*found, *([unread("gpu.temp_limit_c", blind)] if blind else [])]
 
 
 def _duty_line(evidence: Evidence, hot: Sequence[GpuEvidence], worst: GpuEvidence) -> Line | None:
@@ -128,7 +156,8 @@ def _poor_cooling(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> 
 def _coolness(gpus: Sequence[GpuEvidence]) -> list[Line | None]:
     hottest = max(gpus, key=lambda gpu: value(gpu.temp) or 0.0)
     duty = max(heat_duty(gpu) for gpu in gpus)
-    bits = line("heat_none", "gpu.throttle_reasons", duty_pct=100 * duty) if any(gpu.duty for gpu in gpus) else None
+    read = any(heat_bits(gpu) for gpu in gpus)
+    bits = line("heat_none", "gpu.throttle_reasons", duty_pct=100 * duty) if read else None
     return [temperature_line(hottest), bits]
 
 

@@ -7,17 +7,19 @@ from rules.finding import (
     Effect,
     Finding,
     Sign,
+    cleared,
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names,
     names_cause,
     no_data,
     pair_line,
-    ruled_out,
     strongest,
     summary,
+    unread_gpus,
 )
 from rules.priors import Strength
 from rules.steps.physical.readings import fall
@@ -39,13 +41,16 @@ def pcie_link(evidence: Evidence, bar: Bar) -> Finding:
         and (gpu.pstate is None or gpu.pstate <= bar.enter("pcie_link.idle_pstate"))
     ]
     if not loaded:
-        return no_data(Cause.PCIE_LINK, line("no_gpu" if not evidence.gpus else "no_link"))
+        return no_data(Cause.PCIE_LINK, line("no_gpu" if not evidence.gpus else "no_link"), *_not_seen(evidence))
     bad = [gpu for gpu in loaded if _link_is_low(gpu, bar)]
-    if not bad and evidence.told and effect.hurts and not any(_can_be_cleared(gpu, bar) for gpu in loaded):
+    unsure = effect.hurts or not effect.known
+    if not bad and unsure and not any(_can_be_cleared(gpu, bar) for gpu in loaded):
         return no_data(Cause.PCIE_LINK, _link_line(loaded[0], "link"), line("link_no_best"))
-    if not bad or not effect.hurts:
-        worst = min(loaded, key=lambda gpu: (value(gpu.pcie_gen) or 0, value(gpu.pcie_width) or 0))
-        return ruled_out(Cause.PCIE_LINK, _link_line(worst, "link_harmless" if bad else "link"))
+    worst = min(loaded, key=lambda gpu: (value(gpu.pcie_gen) or 0, value(gpu.pcie_width) or 0))
+    if not bad:
+        return cleared(Cause.PCIE_LINK, [_link_line(worst, "link")], _not_seen(evidence))
+    if not effect.hurts:
+        return harmless(Cause.PCIE_LINK, effect, _link_line(worst, "link_harmless"))
     worst = bad[0]
     noisy = bar.reached("pcie_link.replays_per_min", value(worst.replays_per_min))
     return confirmed(
@@ -64,6 +69,17 @@ def pcie_link(evidence: Evidence, bar: Bar) -> Finding:
         gpus=tuple(gpu.index for gpu in bad),
         support=2.0 if noisy else 1.0,
     )
+
+
+def _not_seen(evidence: Evidence) -> list[Line]:
+    """The cards whose link is not read, or of which nobody knows whether they are under load: an idle one rests its link."""
+    if evidence.told:
+        return []
+    return [
+        *unread_gpus(evidence, "gpu.pcie_gen", lambda gpu: gpu.pcie_gen is not None),
+        *unread_gpus(evidence, "gpu.pcie_width", lambda gpu: gpu.pcie_width is not None),
+        *unread_gpus(evidence, "gpu.util_pct", lambda gpu: gpu.util is not None),
+    ]
 
 
 def _measured(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:

@@ -8,6 +8,7 @@ from rules.evidence import Evidence, GpuEvidence, ratio, value
 from rules.finding import (
     Effect,
     Finding,
+    cleared,
     confirmed,
     effect_of,
     fix,
@@ -16,8 +17,8 @@ from rules.finding import (
     names_cause,
     no_data,
     pair_line,
-    ruled_out,
     summary,
+    unread,
 )
 from rules.priors import Strength
 from rules.steps.physical.readings import (
@@ -237,7 +238,7 @@ def _supply_lines(evidence: Evidence, bar: Bar) -> list[Line]:
 
 def _power_clean(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> Finding:
     if not gpus:
-        return ruled_out(Cause.POWER, *_supply_lines(evidence, bar))
+        return cleared(Cause.POWER, _supply_lines(evidence, bar), [] if evidence.told else [line("no_power")])
     lines: list[Line | None] = []
     drawing = max(gpus, key=lambda gpu: draw_share(gpu) or 0.0)
     lines.append(draw_line(drawing))
@@ -247,7 +248,45 @@ def _power_clean(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> F
         lines.append(line("cap_harmless", "gpu.power_limit_w", gpus=names(low)))
     elif bar.reached("power.cap_duty", bit):
         lines.append(line("cap_bit_normal", "gpu.throttle_reasons", duty_pct=100 * bit))
-    brake = max((value(gpu.duty.get("hw_power_brake")) or 0.0 for gpu in gpus), default=0.0)
-    if any(gpu.duty for gpu in gpus):
-        lines.append(line("brake_none", "gpu.throttle_reasons", duty_pct=100 * brake))
-    return ruled_out(Cause.POWER, *lines, *_supply_lines(evidence, bar))
+    brakes = [seen.value for gpu in gpus if (seen := gpu.duty.get("hw_power_brake")) is not None]
+    if brakes:
+        lines.append(line("brake_none", "gpu.throttle_reasons", duty_pct=100 * max(brakes)))
+    if any("hw_power_brake" not in gpu.duty and _is_clock_up(gpu, bar) for gpu in gpus):
+        lines.append(clock_line(min(gpus, key=lambda gpu: ratio(gpu.sm_clock) or 1.0)))
+    lines += _supply_lines(evidence, bar)
+    return cleared(Cause.POWER, lines, [] if evidence.told else _not_seen(evidence, bar))
+
+
+def _is_clock_up(gpu: GpuEvidence, bar: Bar) -> bool:
+    """Whatever slows a card for its power does so by the clock: one at its usual value is a witness against all of it."""
+    clock = ratio(gpu.sm_clock)
+    return clock is not None and not bar.reached("power.clock_ratio", clock)
+
+
+def _not_seen(evidence: Evidence, bar: Bar) -> list[Line]:
+    """What would have to be read of the cards that neither their clock nor their own limits clear."""
+    found: list[Line] = []
+    open_ = [gpu for gpu in evidence.gpus if not _is_clock_up(gpu, bar)]
+    braked = [gpu.index for gpu in open_ if "hw_power_brake" not in gpu.duty]
+    capped = [gpu for gpu in open_ if not _is_uncapped(gpu, bar)]
+    fields = (
+        ("gpu.throttle_reasons", braked),
+        ("gpu.power_w", [gpu.index for gpu in capped if gpu.power is None]),
+        ("gpu.power_limit_w", [gpu.index for gpu in capped if gpu.power_limit is None]),
+    )
+    for lane, missing in fields:
+        if missing:
+            found.append(unread(lane, missing))
+    return found
+
+
+def _is_uncapped(gpu: GpuEvidence, bar: Bar) -> bool:
+    """The cap's bit is read and clear, or the limit is known and is not reached or not lowered."""
+    bit, share = value(gpu.duty.get("sw_power_cap")), draw_share(gpu)
+    if bit is not None and not bar.reached("power.cap_duty", bit):
+        return True
+    if share is not None and not bar.reached("power.draw_ratio", share):
+        return True
+    usual = gpu.power_limit.usual if gpu.power_limit is not None else None
+    compared = any(entry is not None for entry in (usual, gpu.power_limit_requested, gpu.power_limit_default))
+    return gpu.power_limit is not None and compared
