@@ -3,6 +3,9 @@
 python bench/triage.py --incidents incidents.json
     The corpus is a JSON list of reports, each with `id`, `kind`, `confidence`, `signals` (what `pairscope triage --signals` takes) and
     `expected` (`primary`, `accept`, `must_not`); a report without signals can't be judged and is counted apart.
+python bench/triage.py --public [--half 1]
+    The corpus of public reports in `bench/corpora/`, written down before any of them was judged. Rules may be mended by what half 0
+    shows; half 1 is for measuring only.
 python bench/triage.py --power-sweep FOLDER
     The recordings that `bench/power_sweep.py` reads.
 python bench/triage.py --cases
@@ -38,6 +41,7 @@ from rules.signals.judging import judge_signals
 from rules.signals.reading import parse
 from rules.verdict import Diagnosis
 
+PUBLIC = ROOT / "bench" / "corpora" / "public_reports.json"
 BAR = 0.95
 GATED = ("high", "medium")
 HARMLESS = ("none", "demand")
@@ -177,6 +181,7 @@ def judge_cases() -> bool:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--incidents", type=Path, help="the corpus")
+    arguments.add_argument("--public", action="store_true", help="the public reports of this repository")
     arguments.add_argument("--half", type=int, choices=(0, 1), help="only this half, by a hash of the id")
     arguments.add_argument("--preset", default="evidence", help="prior weights: evidence or article")
     arguments.add_argument(
@@ -198,6 +203,8 @@ def main() -> int:
     held: list[bool] = []
     if given.incidents is not None:
         held.append(judge_corpus(given.incidents, given.half, given.preset))
+    if given.public:
+        held.append(judge_corpus(PUBLIC, given.half, given.preset))
     if given.power_sweep is not None:
         held.append(judge_sweep(given.power_sweep))
     if given.cases:
