@@ -26,6 +26,7 @@ from engine.scheme import SchemeLoader
 from engine.settings import EngineSettings, SettingsError
 from engine.stages import nothing
 from engine.stats import EngineStats
+from engine.steplog import StepLog
 from engine.threads import ThreadChooser, usable_cores
 from engine.tokenizer import Tokenizer
 
@@ -91,6 +92,7 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
     engine.stats = EngineStats(
         started_s=time.monotonic(), peaks=peaks, stage_seconds=stages
     )  # what warming up counted is nobody's traffic
+    engine.steps = StepLog()
     engine.beat()
     return Assembled(engine, tokenizer, config, loaded.quality)
 

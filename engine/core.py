@@ -12,6 +12,7 @@ from engine.request import Finish, Request, State
 from engine.scheduler import Blocked, Row, Scheduler, StepPlan
 from engine.stages import Seconds, Stage
 from engine.stats import EngineStats, Occupancy, StepRecord
+from engine.steplog import StepLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Engine:
         self._clock = clock
         self._stopwatch = stopwatch
         self._schedule_s = self._detokenise_s = 0.0  # of the step under way
+        self.steps = StepLog()
         self._requests: dict[str, Request] = {}
 
     @property
@@ -199,16 +201,24 @@ class Engine:
                 self._time_token(row.request, now)
             self.stats.counters.generation_tokens_total += len(result.tokens)
         outputs = [self._append(row.request, token, now) for row, token in result.tokens]
-        self._count_stages(result.stages)
+        stages = self._count_stages(result.stages)
+        self._log_step(plan, result.seconds, stages)
         return outputs
 
-    def _count_stages(self, stages: Seconds | None) -> None:
-        if stages is not None:
-            spent = list(stages)
-            spent[Stage.SCHEDULE] += self._schedule_s
-            spent[Stage.DETOKENISE] += self._detokenise_s
-            with self.stats.lock:
-                self.stats.add_stages(spent)
+    def _count_stages(self, stages: Seconds | None) -> Seconds | None:
+        """The runner's stages with the engine's own."""
+        if stages is None:
+            return None
+        spent = list(stages)
+        spent[Stage.SCHEDULE] += self._schedule_s
+        spent[Stage.DETOKENISE] += self._detokenise_s
+        with self.stats.lock:
+            self.stats.add_stages(spent)
+        return spent
+
+    def _log_step(self, plan: StepPlan, seconds: float | None, stages: Seconds | None = None) -> None:
+        waiting, free = len(self.scheduler.waiting), self.scheduler.pool.num_free
+        self.steps.add(plan, time.time_ns(), seconds, waiting, free, stages)
 
     def _count_prompt(self, row: Row) -> None:
         """Tokens of the prompt count once; what a preempted request computes again counts as recomputed."""
@@ -275,6 +285,7 @@ class Engine:
         for row in plan.rows:
             self.scheduler.remove(row.request)
             outputs.append(self._end(row.request, Finish.ERROR, "", 0, reason))
+        self._log_step(plan, None)
         return outputs
 
     def _give_up_stalled(self) -> list[Output]:

@@ -1,8 +1,9 @@
-"""The HTTP endpoints of one engine: OpenAI's, /health and /metrics. Which answers are given is decided here, nothing else."""
+"""The HTTP endpoints of one engine: OpenAI's, /health, /metrics and /debug/steps. Which answers are given is decided here, nothing else."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
 from collections.abc import Mapping
 
@@ -34,6 +35,7 @@ class Endpoints:
             routes=[
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
+                Route("/debug/steps", self.steps),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/v1/completions", self.completions, methods=["POST"]),
@@ -48,6 +50,19 @@ class Endpoints:
 
     async def metrics(self, _request: Request) -> Response:
         return Response(self.service.metrics.text(time.monotonic()), media_type=CONTENT_TYPE)
+
+    async def steps(self, request: Request) -> Response:
+        """The last steps, oldest first; to this machine only: they say how much others ask for."""
+        if not _from_here(request):
+            return json_response(403, error_body(403, "/debug/steps answers on this machine only"))
+        if not self.service.ready:
+            return json_response(503, error_body(503, "the engine is not ready"), {"Retry-After": "1"})
+        steps = self.service.engine.steps
+        asked = request.query_params.get("last", "100")
+        if not (asked.isascii() and asked.isdecimal() and len(asked) < 10):
+            return json_response(400, error_body(400, f"last must be a whole number, 0 to {steps.most}", "last"))
+        found = [step.body() for step in steps.last(int(asked))]
+        return json_response(200, {"model": self.service.model_name, "steps": found})
 
     async def models(self, _request: Request) -> Response:
         return json_response(200, {"object": "list", "data": [self._model_body()]})
@@ -115,6 +130,16 @@ class Endpoints:
             "owned_by": "pairscope",
         }
         return body | ({"max_model_len": self.service.engine.context} if self.service.ready else {})
+
+
+def _from_here(request: Request) -> bool:
+    """Whether the client is a process of this machine."""
+    try:
+        address = ipaddress.ip_address(request.client.host if request.client else "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:

@@ -26,6 +26,7 @@ from engine.modelconfig import UnsupportedModel
 from engine.quality import PoorQuality
 from engine.service import EngineService, LoadingStopped, load_in_thread
 from engine.settings import EngineSettings, SettingsError, check
+from engine.stepfile import StepFile
 from engine.threads import calm_openmp
 from telemetry.messages import say, terminal_language
 from telemetry.process import notify
@@ -38,6 +39,8 @@ log = logging.getLogger("pairscope.engine")
 SEND_BUFFER_BYTES = 16 * 1024
 """What the kernel may hold for a connection, and half of it what we may: a token counts as delivered when it has left for
 there, so these must be small for the count to mean something."""
+STOP_WRITING_S = 1.0
+"""The last lines of the step log get so long to reach the disk."""
 STOP_LOADING_S = 0.5
 """Told to stop while the model loads, the loading thread gets so long to come to its next stop."""
 DEATH_LINGER_S = 1.0
@@ -101,6 +104,7 @@ class EngineServer:
         self.exit_code = 0
         self.threads_left = False  # one of our threads is still inside torch although we have stopped
         self._listening = listening
+        self._step_file: StepFile | None = None
         config = uvicorn.Config(
             Endpoints(self.service).app(),
             http=_Protocol,
@@ -136,6 +140,8 @@ class EngineServer:
             print(say("engine.start.draining", self.language, running=self.service.num_open), flush=True)
         reporter.cancel()
         await self.service.drain()
+        if self._step_file is not None:
+            await asyncio.to_thread(self._step_file.close, STOP_WRITING_S)
         self._server.should_exit = True
         await serving
         await asyncio.to_thread(loading.join, STOP_LOADING_S)
@@ -155,6 +161,10 @@ class EngineServer:
         if self._stopping.is_set():
             return
         self.service.begin(assembled)
+        if self.settings.step_log is not None:
+            path = Path(self.settings.step_log).expanduser()
+            self._step_file = StepFile(assembled.engine.steps, path, self.settings.step_log_mib << 20)
+            self._step_file.start()
         host, port = self._listening.getsockname()[:2]
         line = say("engine.start.ready", self.language, model=self.service.model_name, host=host, port=port)
         print(line, flush=True)

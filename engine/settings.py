@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+_WITHOUT_EFFECT = ("host", "port", "step_log", "step_log_mib")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -54,12 +56,14 @@ class EngineSettings:
     stream_buffer: int = 256  # tokens generated but not taken by a streaming client before its request is paused
     stall_timeout_s: float = 5.0  # a client that takes nothing for so long while paused is given up
     drain_s: float = 1.5  # on SIGTERM, running requests may go on for so long
+    step_log: str | None = None  # a JSON Lines file of every step
+    step_log_mib: int = 64  # that file and the one before it, together
     stage_timers: bool = True  # seconds by stage: attention, MLP, sampling, ...
     stalled_after_s: float = 30.0  # /health says "stalled" when one step has taken longer
 
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when a setting does that can change speed or results (not host or port)."""
-        relevant = {key: value for key, value in asdict(self).items() if key not in ("host", "port")}
+        """Twelve hex digits that change when a setting does that can change speed or results (not address or step log)."""
+        relevant = {key: value for key, value in asdict(self).items() if key not in _WITHOUT_EFFECT}
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -92,6 +96,7 @@ _BOUNDS = {
     "token_budget": (1, 1 << 20),
     "kv_blocks": (1, 1 << 30),
     "ageing_s": (0.0, 86_400.0),
+    "step_log_mib": (1, 1 << 20),
 }
 
 
@@ -108,6 +113,8 @@ def check(settings: EngineSettings) -> None:
         )
     if settings.kv_memory_gib is not None and not settings.kv_memory_gib > 0:
         raise SettingsError(f"kv_memory_gib is {settings.kv_memory_gib}: it must be above 0")
+    if settings.step_log is not None and not Path(settings.step_log).expanduser().parent.is_dir():
+        raise SettingsError(f"step_log is {settings.step_log}: there is no such folder")
     if not settings.swap_memory_gib > 0:
         raise SettingsError(f"swap_memory_gib is {settings.swap_memory_gib}: it must be above 0")
     for name, choices in _CHOICES.items():

@@ -168,11 +168,12 @@ def engine_command(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("engine.port"))] = None,
     quantize: Annotated[str | None, typer.Option(metavar="none|int8|int4|auto", help=t("engine.quantize"))] = None,
     check_quality: Annotated[bool, typer.Option("--check-quality", help=t("engine.check_quality"))] = False,
+    step_log: Annotated[str | None, typer.Option(metavar="FILE", help=t("engine.step_log"))] = None,
     config: ConfigOption = None,
     lang: LangOption = None,
 ) -> None:
     with one_line_for_mistakes():
-        given = {"model": model, "host": host, "port": port, "quantize": quantize}
+        given = {"model": model, "host": host, "port": port, "quantize": quantize, "step_log": step_log}
         configuration = gather(config, overrides(state_dir=None, store=None, lang=lang, engine=given), lang)
         made = settings(configuration, "engine", EngineSettings, **shared(configuration))
         calm_openmp()
