@@ -153,6 +153,7 @@ class EngineEvidence:
     stalled_s: float | None = None  # it says for so long that requests run and nothing comes out
     stalled: bool = False  # so it says, for how long is not known
     moving: bool = False  # tokens come, at what rate is not known
+    versioned: bool = False  # it tells a version or a configuration, so a change of it would show
     kv_used_kind: str = ""  # what `kv_used` counts: live, live_plus_cached, reserved
     undelivered: bool = False  # tokens are made and none is delivered
     connections: float | None = None

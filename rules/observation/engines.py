@@ -9,7 +9,7 @@ from itertools import islice
 
 from rules.evidence import EngineEvidence, Observation, Seen
 from rules.observation.reader import BACK_S, NOW_S, SPAN_S, Reader
-from rules.window import SECOND, Device
+from rules.window import CHANGE_KINDS, SECOND, Device
 
 
 def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
@@ -51,6 +51,7 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         frozen_s=_frozen_s(reader, engine),
         probe_ok=None if probe is None else bool(probe.value),
         stalled_s=_stalled_s(reader, engine),
+        versioned=not engine.texts.keys().isdisjoint(CHANGE_KINDS),
         kv_used_kind=engine.texts.get("kv_used_kind", ""),
         acceptance=_acceptance(reader, engine),
         thread_max=reader.gauge(engine, "proc_cpu_max_pct"),

@@ -7,9 +7,11 @@ from rules.finding import (
     Finding,
     Sign,
     against,
+    cleared,
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names_cause,
     no_data,
@@ -93,7 +95,7 @@ def _young(evidence: Evidence, engine: EngineEvidence, bar: Bar) -> Finding:
         for event in evidence.events
     )
     if not effect.slow_work or changed or (since is not None and since > began + bar.enter("cold_start.lag_s") * 10**9):
-        return ruled_out(Cause.COLD_START, seen)
+        return harmless(Cause.COLD_START, effect, seen)
     return confirmed(
         Cause.COLD_START,
         Strength.FAIR,
@@ -122,7 +124,7 @@ def _long_start(evidence: Evidence, load: LoadEvidence, bar: Bar) -> Finding:
         elif load.weights_s is None and bar.reached("cold_start.load_s", took):
             signs.append(Sign(Strength.FAIR, line("start_took", "", took_s=took)))
     if not signs:
-        return ruled_out(Cause.COLD_START, line("start_took", "", took_s=took) if took is not None else None)
+        return cleared(Cause.COLD_START, [line("start_took", "", took_s=took) if took is not None else None], [])
     return confirmed(
         Cause.COLD_START,
         strongest(signs),

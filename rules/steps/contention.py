@@ -6,15 +6,17 @@ from rules.evidence import Evidence, rise, value
 from rules.finding import (
     Effect,
     Finding,
+    cleared,
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names_cause,
     no_data,
     pair_line,
-    ruled_out,
     summary,
+    unread_gpus,
 )
 from rules.priors import Strength
 from rules.thresholds import Bar
@@ -40,7 +42,11 @@ def contention(evidence: Evidence, bar: Bar) -> Finding:
     if count == 1:
         seen = line("one_process", "gpu.processes", gpu=most.index)
     if not shared or not effect.hurts_work:
-        return ruled_out(Cause.CONTENTION, seen)
+        missing = [] if evidence.told else unread_gpus(evidence, "gpu.processes", lambda gpu: gpu.processes is not None)
+        several = any((value(gpu.processes) or 0) > 1 and rise(gpu.processes) is None for gpu in counted)
+        if (shared or several) and not missing:
+            return harmless(Cause.CONTENTION, effect, seen)
+        return cleared(Cause.CONTENTION, [seen], missing)
     came_ns, slow_ns = shared[0].processes.since_ns if shared[0].processes else None, evidence.output.since_ns
     long_there = came_ns is not None and slow_ns is not None and slow_ns - came_ns > LEAD_NS
     return confirmed(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rules.evidence import Evidence, ratio, rise, value
+from rules.evidence import Evidence, HostEvidence, Observation, ratio, rise, value
 from rules.finding import (
     Finding,
     Sign,
+    cleared,
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names_cause,
     no_data,
     pair_line,
-    ruled_out,
     strongest,
     summary,
+    unread,
 )
 from rules.priors import Strength
 from rules.thresholds import Bar
@@ -40,10 +42,13 @@ def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
         *_pressure(evidence, bar),
         *full_core(evidence, bar),
     ]
-    if not signs or not effect.hurts:
-        return ruled_out(
-            Cause.HOST_CPU, *_host_lines(evidence), line("cpu_harmless", "host.cpu_pct") if signs else None
-        )
+    if not signs and _may_be_pressed(host, bar):
+        return harmless(Cause.HOST_CPU, effect, *_host_lines(evidence))
+    if not signs:
+        return cleared(Cause.HOST_CPU, _host_lines(evidence), [] if evidence.told else _not_seen(host))
+    if not effect.hurts:
+        calm = line("cpu_harmless", "host.cpu_pct") if effect.known else None
+        return harmless(Cause.HOST_CPU, effect, *_host_lines(evidence), *signs, calm)
     if evidence.engine is not None and evidence.engine.structured and full_core(evidence, bar):
         signs.append(line("structured", ""))
     strength = Strength.STRONG if len(signs) > 1 else Strength.FAIR
@@ -57,6 +62,18 @@ def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
         since_ns=min(since) if since else evidence.output.since_ns,
         scope="node",
     )
+
+
+def _not_seen(host: HostEvidence) -> list[Line]:
+    """A mean over all cores clears nothing: the busiest one, and a crowd, are seen by their own readings only."""
+    found = [unread("host.cpu_core_max_pct")] if host.core_max is None else []
+    return [*found, unread("host.psi_cpu_pct")] if host.psi_cpu is None and host.load is None else found
+
+
+def _may_be_pressed(host: HostEvidence, bar: Bar) -> bool:
+    """Under pressure, and what is usual is not known yet."""
+    pressed = host.psi_cpu
+    return pressed is not None and pressed.usual is None and bar.reached("host_cpu.pressure_rise_pct", pressed.value)
 
 
 def _late_first(evidence: Evidence, bar: Bar) -> list[Sign]:
@@ -165,8 +182,18 @@ def full_core(evidence: Evidence, bar: Bar) -> list[Line]:
 
 def _host_lines(evidence: Evidence) -> list[Line | None]:
     host = evidence.host
-    if host is None or host.cpu is None:
+    if host is None:
         return []
-    if host.cpu.usual is None:
-        return [line("cpu", host.cpu.lane, now=host.cpu.value)]
-    return [line("cpu_usual", host.cpu.lane, now=host.cpu.value, usual=host.cpu.usual)]
+    pressed = host.psi_cpu if host.psi_cpu is not None and not evidence.told else None
+    core = host.core_max if not evidence.told else None
+    return [
+        _cpu_line(host.cpu),
+        line("core_max", core.lane, now=core.value) if core is not None else None,
+        line("pressed", pressed.lane, now=pressed.value) if pressed is not None else None,
+    ]
+
+
+def _cpu_line(cpu: Observation | None) -> Line | None:
+    if cpu is None or cpu.usual is None:
+        return None if cpu is None else line("cpu", cpu.lane, now=cpu.value)
+    return line("cpu_usual", cpu.lane, now=cpu.value, usual=cpu.usual)

@@ -10,6 +10,7 @@ from rules.finding import (
     Effect,
     Finding,
     against,
+    cleared,
     confirmed,
     effect_of,
     fix,
@@ -19,6 +20,7 @@ from rules.finding import (
     pair_line,
     ruled_out,
     summary,
+    unread,
 )
 from rules.priors import Strength
 from rules.steps.arithmetic import kv_line, kv_share_line
@@ -36,7 +38,7 @@ def memory_kv(evidence: Evidence, bar: Bar) -> Finding:
         or _full(evidence, effect, bar)
         or _fragmented(evidence, effect, bar)
         or _swapping(evidence, effect, bar)
-        or _clean(evidence)
+        or _clean(evidence, bar)
     )
 
 
@@ -320,20 +322,17 @@ def is_swapping(evidence: Evidence, bar: Bar) -> bool:
     return swap.value > 2 * (swap.usual or 0.0)
 
 
-def _clean(evidence: Evidence) -> Finding:
+def _clean(evidence: Evidence, bar: Bar) -> Finding:
+    """A pool that has room hurts nobody; of one that is full, or that counts no pressure, only the queue or preemptions can tell."""
     engine = evidence.engine
     if engine is None or engine.kv_used is None:
         share = kv_share_line(evidence)
         return ruled_out(Cause.MEMORY_KV, share) if share is not None else no_data(Cause.MEMORY_KV, line("no_kv"))
     kind = line("kv_kind", "engine.kv_used_kind", kind=engine.kv_used_kind) if engine.live_kv_pct is None else None
-    return ruled_out(
-        Cause.MEMORY_KV,
-        _kv_line(evidence),
-        kv_share_line(evidence),
-        kind,
-        _preemption_line(evidence),
-        queue_line(evidence),
-    )
+    seen = (_kv_line(evidence), kv_share_line(evidence), kind, _preemption_line(evidence), queue_line(evidence))
+    blind = engine.waiting is None and engine.preemptions_per_s is None and not evidence.told
+    roomy = engine.live_kv_pct is not None and not bar.reached("memory_kv.kv_used_pct", engine.live_kv_pct)
+    return cleared(Cause.MEMORY_KV, seen, [unread("engine.requests_waiting")] if blind and not roomy else [])
 
 
 def _kv_line(evidence: Evidence) -> Line | None:

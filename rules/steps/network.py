@@ -6,9 +6,11 @@ from rules.evidence import Evidence, ratio, value
 from rules.finding import (
     Finding,
     Sign,
+    cleared,
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names,
     names_cause,
@@ -16,6 +18,7 @@ from rules.finding import (
     pair_line,
     ruled_out,
     strongest,
+    unread_gpus,
 )
 from rules.priors import Strength
 from rules.steps.memory import is_stalled
@@ -60,7 +63,10 @@ def network(evidence: Evidence, bar: Bar) -> Finding:
         )
     if any(gpu.link_up is not None for gpu in evidence.gpus):
         seen = line("port_harmless", "gpu.link_up", gpus=names(down)) if down else line("ports_up", "gpu.link_up")
-        return ruled_out(Cause.NETWORK, seen)
+        missing = unread_gpus(evidence, "gpu.link_up", lambda gpu: gpu.link_up is not None)
+        if down:
+            return harmless(Cause.NETWORK, effect, seen)
+        return cleared(Cause.NETWORK, [seen], missing)
     if outside is not None:
         return ruled_out(Cause.NETWORK, line("client_extra", "", extra_s=outside))
     if fabric.transport:

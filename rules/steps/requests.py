@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rules.evidence import Evidence, Observation, ratio, value
+from rules.evidence import EngineEvidence, Evidence, Observation, ratio, value
 from rules.finding import (
     Effect,
     Finding,
     Sign,
     against,
+    cleared,
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names_cause,
     no_data,
     pair_line,
-    ruled_out,
     strongest,
     summary,
+    unread,
 )
 from rules.priors import Strength
 from rules.steps.host_cpu import full_core
@@ -84,7 +86,19 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
         why = line("mix_harmless", "engine.prompt_len_mean")
         if effect.slow_output and not bar.reached("request_mix.explained", explained):
             why = line("mix_not_the_loss", "engine.prompt_len_mean", explained_pct=100 * max(explained or 0.0, 0.0))
-    return ruled_out(Cause.REQUEST_MIX, *lines, why)
+        if not effect.known:
+            return harmless(Cause.REQUEST_MIX, effect, *lines)
+    return cleared(Cause.REQUEST_MIX, [*lines, why], [] if evidence.told else _not_seen(engine, queued))
+
+
+def _not_seen(engine: EngineEvidence, queued: bool) -> list[Line]:
+    """Prompts by their length or their share of the work; answers only matter where a queue is, or may be."""
+    found = []
+    if engine.prompt_len is None and engine.prompt_share is None:
+        found.append(unread("engine.prompt_len_mean"))
+    if engine.output_len is None and (queued or engine.waiting is None):
+        found.append(unread("engine.output_len_mean"))
+    return found
 
 
 def _is_felt(evidence: Evidence, bar: Bar) -> bool:

@@ -18,6 +18,7 @@ from rules.finding import (
     ruled_out,
     strongest,
     summary,
+    unread,
 )
 from rules.priors import Strength
 from rules.steps.contention import contention
@@ -250,13 +251,23 @@ def _moving(evidence: Evidence, bar: Bar) -> Finding:
                 else line("queue_up", waiting.lane, waiting=waiting.value, usual=usual)
             )
             return Finding(Cause.SCHEDULING, Status.SYMPTOM, (seen,))
-    return ruled_out(
-        Cause.SCHEDULING,
-        line("moving", "engine.tokens_per_s", tokens_s=value(engine.tokens_per_s) or 0.0),
+    beside = (
         line("peers", "engine.requests_waiting", pairs=peers.pairs, waiting=peers.waiting, running=peers.running or 0.0)
         if peers.pairs and peers.waiting is not None
         else None,
+        unread("engine.requests_waiting") if waiting is None and not evidence.told else None,
     )
+    tokens, running = value(engine.tokens_per_s), value(engine.running)
+    if tokens or evidence.told:
+        return ruled_out(Cause.SCHEDULING, line("moving", "engine.tokens_per_s", tokens_s=tokens or 0.0), *beside)
+    if engine.frozen_s == 0:
+        key, lane = ("none_running", "engine.requests_running") if not running else ("counting", "engine.up")
+        return ruled_out(Cause.SCHEDULING, line(key, lane), *beside)
+    if engine.frozen_s is not None and running is not None:
+        still = line("frozen", "engine.generation_tokens_total", frozen_s=engine.frozen_s, running=running)
+        return no_data(Cause.SCHEDULING, still, *beside)  # too short to tell
+    missing = "engine.requests_running" if running is None else "engine.generation_tokens_total"
+    return no_data(Cause.SCHEDULING, unread(missing), *beside)
 
 
 def examine(evidence: Evidence, bar: Bar) -> list[Finding]:

@@ -12,6 +12,7 @@ from rules.finding import (
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names_cause,
     no_data,
@@ -44,6 +45,8 @@ def software(evidence: Evidence, bar: Bar) -> Finding:
     changes = _changes(evidence, bar)
     if not changes and evidence.told:
         return no_data(Cause.SOFTWARE, line("no_changes_told"))
+    if not changes and not evidence.engine.versioned:
+        return no_data(Cause.SOFTWARE, line("no_version"))
     if not changes:
         return ruled_out(Cause.SOFTWARE, line("nothing_changed"))
     effect = effect_of(evidence, bar)
@@ -59,9 +62,9 @@ def software(evidence: Evidence, bar: Bar) -> Finding:
     if (slower or fewer) and since is not None:
         guilty = next((event for event in reversed(changes) if _matches(event, since, bar)), None)
     if guilty is None:
-        return ruled_out(
-            Cause.SOFTWARE, _event_line(changes[-1], evidence), line("step_elsewhere" if effect.slow else "no_step")
-        )
+        told = _event_line(changes[-1], evidence)
+        after = line("step_elsewhere" if effect.slow else "no_step") if effect.known else None
+        return harmless(Cause.SOFTWARE, effect, told, after)
     follows = line("step_follows", "pair.output_pct", lag_s=max((since or 0) - guilty.time_ns, 0) / 1e9)
     return confirmed(
         Cause.SOFTWARE,

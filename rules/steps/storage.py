@@ -9,6 +9,7 @@ from rules.finding import (
     confirmed,
     effect_of,
     fix,
+    harmless,
     line,
     names_cause,
     no_data,
@@ -38,13 +39,12 @@ def storage(evidence: Evidence, bar: Bar) -> Finding:
         return no_data(Cause.STORAGE, line("no_io"))
     seen = line("psi_io", host.psi_io.lane, now=host.psi_io.value)
     above = host.psi_io.usual is None or host.psi_io.value > 2 * host.psi_io.usual + 2
-    if (
-        not bar.reached("storage.pressure_pct", host.psi_io.value)
-        or not above
-        or is_swapping(evidence, bar)  # then the pressure is its pages'
-        or not effect_of(evidence, bar).hurts_work
-    ):
+    effect = effect_of(evidence, bar)
+    pressed = bar.reached("storage.pressure_pct", host.psi_io.value) and above
+    if not pressed or is_swapping(evidence, bar):  # then the pressure is its pages'
         return ruled_out(Cause.STORAGE, seen)
+    if not effect.hurts_work:
+        return harmless(Cause.STORAGE, effect, seen)
     signs = [Sign(Strength.WEAK, seen)]
     if host.disk_busy is not None and bar.reached("storage.disk_busy_pct", host.disk_busy.value):
         signs.append(Sign(Strength.FAIR, line("disk_busy", host.disk_busy.lane, now=host.disk_busy.value)))

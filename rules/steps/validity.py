@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isinf
 
 from rules.evidence import Evidence, ratio, value
-from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, ruled_out, summary
+from rules.finding import Finding, confirmed, effect_of, fix, line, no_data, ruled_out, summary, unread
 from rules.priors import Strength
 from rules.steps.figures import untrue
 from rules.thresholds import Bar
@@ -119,10 +119,10 @@ def demand(evidence: Evidence, bar: Bar) -> Finding:
     """R18: fewer requests and none waiting is less asked, not less done."""
     engine = evidence.engine
     if engine is None or engine.running is None:
-        return no_data(Cause.DEMAND)
+        return no_data(Cause.DEMAND, unread("engine.requests_running") if engine is not None else None)
     running, waiting = engine.running.value, value(engine.waiting) or 0.0
     asked = ratio(engine.running)
-    if evidence.told and engine.waiting is None:
+    if engine.waiting is None:  # how many wait is not known
         return ruled_out(Cause.DEMAND, line("running_only", "engine.requests_running", running=running))
     if running < 0.3 and waiting < 1:
         return ruled_out(Cause.DEMAND, line("idle", "engine.requests_running"))

@@ -15,7 +15,7 @@ from rules.thresholds import Bar
 from rules.triage import JudgeSettings, judge, walk
 from rules.verdict import Cause, Status, Step
 from telemetry.sample import Sample
-from tests.rules.plant import Node, bend, event, scene
+from tests.rules.plant import Fault, Node, bend, event, scene
 
 LAST_S = 240
 
@@ -64,6 +64,21 @@ RESTS_ON = {
     ],
     Cause.GPU_FAULT: [gpu("state"), gpu("sm_clock_mhz"), gpu("xid_total ecc_uncorrected_total")],
     Cause.PCIE_LINK: [gpu("pcie_gen"), gpu("pcie_width"), gpu("util_pct")],
+    Cause.MEMORY_KV: ["engine.kv_used_pct"],
+    Cause.REQUEST_MIX: [
+        "engine.prompt_len_mean engine.prompt_tokens_per_s",
+        "engine.output_len_mean engine.requests_waiting",
+    ],
+    Cause.SCHEDULING: [
+        "engine.tokens_per_s engine.generation_tokens_total",
+        "engine.tokens_per_s engine.requests_running",
+    ],
+    Cause.HOST_CPU: ["host.cpu_core_max_pct", "host.psi_cpu_pct host.load1"],
+    Cause.CONTENTION: [gpu("processes")],
+    Cause.SOFTWARE: ["engine.version"],
+    Cause.COLD_START: ["engine.uptime_s"],
+    Cause.STORAGE: ["host.psi_io_pct"],
+    Cause.DEMAND: ["engine.requests_running"],
 }
 """By cause, sets of fields without which it can't be ruled out."""
 
@@ -85,7 +100,9 @@ def test_a_cause_is_not_ruled_out_without_what_it_is_judged_by(cause: Cause, nam
         assert "GPU 1" in said
 
 
-@pytest.mark.parametrize("name", ["state", *MASK.split(), "xid_total", "ecc_uncorrected_total", "temp_c", "power_w"])
+@pytest.mark.parametrize(
+    "name", ["state", *MASK.split(), "xid_total", "ecc_uncorrected_total", "temp_c", "power_w", "processes"]
+)
 def test_no_evidence_tells_of_a_field_that_nobody_reads(name: str) -> None:
     names = gpu(MASK if name in MASK else name)
     for found in findings(without(healthy(), names)).values():
@@ -111,3 +128,31 @@ def test_a_hot_card_is_not_called_harmless_where_neither_its_clock_nor_the_outpu
     node = Node("n1", 1, at=0, fault=bend(temp=86.5, mask=0x20), engine=False)
     samples = [*scene([node], 60)]
     assert findings(without(samples, "gpu.sm_clock_mhz"))[Cause.THERMAL].status is Status.NO_DATA
+
+
+@pytest.mark.parametrize(
+    ("fault", "cut", "cause"),
+    [
+        (bend(kv=99.0), "engine.requests_waiting engine.preemptions_total", Cause.MEMORY_KV),
+        (
+            bend(psi_cpu=70.0),
+            "engine.tokens_per_s engine.generation_tokens_total engine.requests_running",
+            Cause.HOST_CPU,
+        ),
+        (
+            bend(processes=2),
+            "engine.tokens_per_s engine.generation_tokens_total engine.requests_running",
+            Cause.CONTENTION,
+        ),
+    ],
+)
+def test_a_sign_whose_harm_nobody_can_see_is_not_ruled_out(fault: Fault, cut: str, cause: Cause) -> None:
+    samples = scene([Node("n1", 1, at=150, fault=fault)], LAST_S)
+    assert findings(samples)[cause].status is Status.RULED_OUT
+    assert findings(without(samples, cut))[cause].status is Status.NO_DATA
+
+
+def test_nobody_says_that_none_waits_where_the_queue_is_not_read() -> None:
+    found = findings(without(healthy(), "engine.requests_waiting"))
+    assert "wait" not in " ".join(entry.text("en") for entry in found[Cause.DEMAND].evidence)
+    assert "not read" in " ".join(entry.text("en") for entry in found[Cause.SCHEDULING].evidence)

@@ -38,7 +38,7 @@ ENGINE = EngineEvidence(
     "e0", 0.0,
     tokens_per_s=seen(700, 1500), running=seen(15, 30), waiting=Observation(40, "engine.requests_waiting", "", 0, 0, 1),
     kv_used=seen(98, 60), kv_per_token=seen(0.0038, 0.0015), prompt_len=seen(2400, 1150), prompt_share=seen(3.4, 1.9),
-    prefix_hit=seen(0.64, 0.65), preemptions_per_s=seen(0.4, 0.01), uptime_s=9000.0,
+    prefix_hit=seen(0.64, 0.65), preemptions_per_s=seen(0.4, 0.01), output_len=seen(205, 203), uptime_s=9000.0,
 )  # fmt: skip
 STARVED = OutputEvidence("history", 700, 1500, 0.01, 0.47, 0.99, 1.0, 0.0, AT - 40 * SECOND)
 SLOWER = replace(STARVED, output_ratio=0.7, work_ratio=0.7, work_slow_share=1.0)
