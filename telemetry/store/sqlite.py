@@ -16,21 +16,12 @@ from telemetry.store.admission import admit
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, matches, named, order
 from telemetry.store.interface import Column, Rejected, Spread, StoreError, Survey, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, SINGLE, Gauge, answers, drawn, level_ns, spreads
+from telemetry.store.sqlite_cells import FLEET_PREFIX, SQL_TYPES, Timed, cell_table
 from telemetry.store.sqlite_file import Damaged, DatabaseFile, Full, Replaced
 from telemetry.store.sqlite_range import raw_columns
-from telemetry.store.sqlite_rollup import (
-    FLEET_PREFIX,
-    SETTLE_NS,
-    Reader,
-    Rollups,
-    Timed,
-    cell_table,
-    has_marks,
-    lay_out,
-    mark,
-)
+from telemetry.store.sqlite_rollup import SETTLE_NS, Rollups, lay_out, mark
+from telemetry.store.sqlite_rollup_reader import Reader, has_marks
 
-_SQL_TYPES: Mapping[type, str] = {float: "REAL", int: "INTEGER", str: "TEXT"}
 _PRUNE_NS = 3600 * 10**9
 _PRUNE_SERIES = 8
 """A deletion takes an hour of so many series at a time: about 30,000 rows, 0.1 s, so that writers and readers get their turns."""
@@ -158,7 +149,7 @@ class SqliteStore:
         fields = catalogue.MEASUREMENTS[measurement].fields
         have = _columns_of(connection, _table(measurement))
         if not have:
-            columns = "".join(f', "{field.name}" {_SQL_TYPES[field.type]}' for field in fields.values())
+            columns = "".join(f', "{field.name}" {SQL_TYPES[field.type]}' for field in fields.values())
             connection.execute(
                 f'CREATE TABLE "{_table(measurement)}" (series INTEGER NOT NULL, time_ns INTEGER NOT NULL{columns}, '
                 "PRIMARY KEY (series, time_ns)) WITHOUT ROWID"
@@ -167,7 +158,7 @@ class SqliteStore:
         for name in names:
             if name not in have:
                 connection.execute(
-                    f'ALTER TABLE "{_table(measurement)}" ADD COLUMN "{name}" {_SQL_TYPES[fields[name].type]}'
+                    f'ALTER TABLE "{_table(measurement)}" ADD COLUMN "{name}" {SQL_TYPES[fields[name].type]}'
                 )
         self._columns[measurement] = have | set(names)
 
