@@ -11,10 +11,11 @@ python bench/triage.py --power-sweep FOLDER
 python bench/triage.py --cases
     Published faults, published claims that can't be, and 32 cards of which six stand behind a blocked intake (`bench/triage_cases.py`,
     `bench/blocked_inlet.py`).
-python bench/triage.py --simulated [--kinds power-cap,dust] [--seeds 20] [--loads 0.6,0.83] [--jobs 2]
+python bench/triage.py --simulated [--kinds power-cap,dust] [--seeds 20] [--first-seed 1] [--loads 0.6,0.83] [--jobs 2]
     Every kind of simulated fault and its null twin, on each seed and load (see `bench/triage_simulated.py`).
-python bench/triage.py --traces FOLDER [--gpu-days 60] [--jobs 2]
-    Healthy days with the arrivals of public traces (see `bench/triage_days.py`).
+python bench/triage.py --traces FOLDER [--gpu-days 60] [--first-seed 1] [--trace NAME] [--live] [--jobs 2]
+    Healthy days with the arrivals of public traces (see `bench/triage_days.py`): a node, with a seed of its own, for each 7.5 GPU-days.
+    One such day alone is --trace synthetic_trace --first-seed 4 --gpu-days 1.5.
 
 They may be asked for together. Exit code 1 below a bar, 2 for what can't be asked.
 """
@@ -149,10 +150,13 @@ def judge_simulated(given: argparse.Namespace) -> bool:
     unknown = [kind for kind in kinds if kind not in triage_simulated.KINDS]
     if unknown:
         raise ValueError(f"no kind is named {', '.join(unknown)}; there are {', '.join(triage_simulated.KINDS)}")
-    nodes = [] if given.traces is None else triage_days.nodes_of(given.traces, given.gpu_days)
+    first, cadence = given.first_seed, triage_days.LIVE if given.live else triage_days.COARSE
+    nodes = (
+        [] if given.traces is None else triage_days.nodes_of(given.traces, given.gpu_days, first, given.trace, cadence)
+    )
     groups = [
         triage_simulated.Group(seed, float(load), given.sku, kinds)
-        for seed in range(1, given.seeds + 1)
+        for seed in range(first, first + given.seeds)
         for load in given.loads.split(",")
         if given.simulated
     ]
@@ -191,12 +195,15 @@ def main() -> int:
     arguments.add_argument("--simulated", action="store_true", help="simulated faults and their null twins")
     arguments.add_argument("--kinds", default=",".join(triage_simulated.KINDS), help="simulated faults, by name")
     arguments.add_argument("--seeds", type=int, default=20, help="runs of each kind on each load")
+    arguments.add_argument("--first-seed", type=int, default=1, help="of the runs and of the healthy days")
     arguments.add_argument("--loads", default=",".join(map(str, triage_simulated.LOADS)), help="shares of the capacity")
     arguments.add_argument("--sku", default="h100-sxm", choices=sorted(SKUS), help="the simulated board")
     arguments.add_argument(
         "--traces", type=Path, metavar="FOLDER", help="Azure's and Mooncake's traces, for healthy days"
     )
     arguments.add_argument("--gpu-days", type=float, default=60.0, help="of healthy days")
+    arguments.add_argument("--trace", default="", help="only this one of the traces, by its name without the ending")
+    arguments.add_argument("--live", action="store_true", help="healthy days as fine as an agent and the service are")
     arguments.add_argument("--jobs", type=int, default=1, help="processes that simulate")
     arguments.add_argument("--json", action="store_true", help="all that was simulated as JSON instead of tables")
     given = arguments.parse_args()

@@ -165,6 +165,7 @@ class EngineEvidence:
     thread_max: Seen = None  # CPU of the busiest thread of its processes, 100 = one core
     tokenize_s: Seen = None
     running_cv: float | None = None  # of the requests running over a minute
+    chance_cv: float | None = None  # what it is where requests overlap by chance; not known of an incident that is told
     arrivals_cv: float | None = None
     acceptance: Seen = None  # of drafted tokens, 0..1
     prefix_lost: bool = False  # hits fell, by how much is not known

@@ -126,12 +126,20 @@ def verdicts_of(
     subject: Mapping[str, str],
     since: Mapping[Cause, int],
     least: float,
+    least_rival: float,
 ) -> tuple[Verdict, ...]:
-    """The roots as verdicts, most likely first; `since` holds when each cause began as far as is remembered."""
+    """The roots as verdicts, most likely first; `since` holds when each cause began as far as is remembered.
+
+    None when no root reaches `least`. Beside one that does, those from `least_rival` on are told as well: a fault that a louder one
+    outweighs is still named.
+    """
+    roots = [entry for entry in ranked if entry.symptom_of is None and entry.finding.summary is not None]
+    if not any(entry.confidence >= least for entry in roots):
+        return ()
     found = []
-    for entry in ranked:
+    for entry in roots:
         finding = entry.finding
-        if entry.symptom_of is not None or entry.confidence < least or finding.summary is None:
+        if entry.confidence < least_rival or finding.summary is None:
             continue
         scope, tags = _scope(finding, evidence, subject)
         symptoms = tuple(

@@ -35,12 +35,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """`step_s` is how far a recording is walked between judgements; `history_s` how much of it before the moment is walked."""
+    """`step_s` is how far a recording is walked between judgements; `history_s` how much of it before the moment is walked.
+
+    A verdict takes `least_confidence`; beside one, its rivals are told from `least_rival` on.
+    """
 
     preset: str = "evidence"
     step_s: float = 5.0
     history_s: float = 3600.0
     least_confidence: float = 0.3
+    least_rival: float = 0.05
 
 
 LONGEST_GAP_S = 3600.0
@@ -146,7 +150,8 @@ class Triage:
             memory.hold(standing, evidence.at_ns)
             self._learn(memory, evidence, effect, any(f.status is Status.CONFIRMED for f in walked), point)
         since = {cause: began for cause, (began, _) in memory.held.items()}
-        verdicts = verdicts_of(ranked, evidence, effect, pair.subject, since, self.settings.least_confidence)
+        least, rival = self.settings.least_confidence, self.settings.least_rival
+        verdicts = verdicts_of(ranked, evidence, effect, pair.subject, since, least, rival)
         shown = not silent and not away and output_is_real(evidence)
         return Diagnosis(
             subject=dict(pair.subject),

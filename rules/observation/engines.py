@@ -19,7 +19,7 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
     blocks = reader.last(engine, "kv_blocks_count")
     oom = reader.growth(engine, "oom_total", BACK_S)
     hit = prefix_hit(engine, reader.start(2 * NOW_S), reader.at_ns)
-    running_cv = _running_cv(reader, engine)
+    swing = _swing(reader, engine)
     return EngineEvidence(
         name=engine.tags.get("engine", ""),
         age_s=(reader.at_ns - engine.last_ns) / SECOND if engine.last_ns else math.inf,
@@ -55,8 +55,9 @@ def observe_engine(reader: Reader, engine: Device) -> EngineEvidence:
         kv_used_kind=engine.texts.get("kv_used_kind", ""),
         acceptance=_acceptance(reader, engine),
         thread_max=reader.gauge(engine, "proc_cpu_max_pct"),
-        running_cv=running_cv,
-        arrivals_cv=_arrivals_cv(reader, engine) if running_cv is not None and running_cv > STEADY_CV else None,
+        running_cv=None if swing is None else swing[0],
+        chance_cv=None if swing is None else swing[1],
+        arrivals_cv=_arrivals_cv(reader, engine) if swing is not None and swing[0] > STEADY_CV else None,
     )
 
 
@@ -113,9 +114,26 @@ def _cv(readings: Sequence[float]) -> float | None:
     return math.sqrt(sum((reading - mean) ** 2 for reading in readings) / len(readings)) / mean if mean > 0 else None
 
 
-def _running_cv(reader: Reader, engine: Device) -> float | None:
-    readings = engine.values("requests_running", reader.start(2 * NOW_S), reader.at_ns)
-    return _cv(readings) if len(readings) >= LEAST_SWINGING else None
+def _swing(reader: Reader, engine: Device) -> tuple[float, float] | None:
+    """How the batch swings over a minute, (coefficient of variation, what it is by chance), in the half in which it swings less: what
+    fills and empties does so in both, a level that moves once does not.
+
+    By chance: requests that come and go independently of each other overlap with the variance of their mean (Poisson).
+    """
+    start_ns, middle_ns = reader.start(2 * NOW_S), reader.start(NOW_S)
+    halves = [
+        engine.values("requests_running", start_ns, middle_ns),
+        engine.values("requests_running", middle_ns, reader.at_ns),
+    ]
+    if sum(map(len, halves)) < LEAST_SWINGING:
+        return None
+    found = []
+    for readings in halves:
+        cv = _cv(readings)
+        if cv is None:
+            return None
+        found.append((cv, 1 / math.sqrt(sum(readings) / len(readings))))
+    return min(found, key=lambda half: half[0] / half[1])
 
 
 def _arrivals_cv(reader: Reader, engine: Device) -> float | None:

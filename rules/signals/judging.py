@@ -26,7 +26,8 @@ def judge_signals(told: Signals, preset: str = "evidence") -> Diagnosis:
     effect = effect_of(evidence, bar)
     ranked = weigh([finding for found in findings.values() for finding in found], weights)
     subject = {"incident": told.name} if told.name else {}
-    verdicts = () if told.empty else verdicts_of(ranked, evidence, effect, {"engine": ""}, {}, LEAST_CONFIDENCE)
+    least = LEAST_CONFIDENCE
+    verdicts = () if told.empty else verdicts_of(ranked, evidence, effect, {"engine": ""}, {}, least, least)
     verdicts = tuple(_as_told(verdict, evidence, effect, subject) for verdict in verdicts)
     ratio = evidence.output.output_ratio
     return Diagnosis(

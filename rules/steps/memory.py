@@ -138,9 +138,21 @@ def _full(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
             fix("fewer_sequences", Cost.SOFTWARE_CHEAP),
             fix("more_replicas", Cost.HARDWARE_COSTLY),
         ),
-        since_ns=engine.kv_used.since_ns or (engine.waiting.since_ns if engine.waiting else None),
+        since_ns=_full_and_hurt_since(evidence),
         support=3.0 if shrunk or is_held_by_nobody(evidence, bar) else 1.0,
     )
+
+
+def _full_and_hurt_since(evidence: Evidence) -> int | None:
+    """A pool that is full and hurts nobody is no trouble: it began when both stood, the pool was full and a queue or a loss was there.
+    What a slow card makes of a pool that was long full is then no older than the card's fault."""
+    engine = evidence.engine
+    queued = engine.waiting.since_ns if engine is not None and engine.waiting is not None else None
+    hurt = [since for since in (queued, evidence.output.since_ns) if since is not None]
+    full = engine.kv_used.since_ns if engine is not None and engine.kv_used is not None else None
+    if full is None or not hurt:
+        return full or (min(hurt) if hurt else None)
+    return max(full, min(hurt))
 
 
 def is_held_by_nobody(evidence: Evidence, bar: Bar) -> bool:

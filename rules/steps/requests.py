@@ -6,6 +6,7 @@ of output, or a queue that was not there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rules.evidence import EngineEvidence, Evidence, Observation, ratio, value
@@ -76,7 +77,11 @@ def request_mix(evidence: Evidence, bar: Bar) -> Finding:
     queued = is_queued(evidence, bar)
     roomless = bar.reached("memory_kv.kv_used_pct", engine.live_kv_pct) and is_held_by_nobody(evidence, bar)
     costs = effect.slow_output and bar.reached("request_mix.explained", explained) and not roomless
-    dear = bar.reached("request_mix.loss_ratio", evidence.output.output_ratio) and _is_felt(evidence, bar)
+    dear = (
+        bar.reached("request_mix.loss_ratio", evidence.output.output_ratio)
+        and change_of(evidence, bar, RARE).prefill
+        and _is_felt(evidence, bar)
+    )
     if change.prefill and costs and (queued or dear):
         return _longer_prefill(evidence, effect, change, lines, explained or 0.0)
     if change.longer_outputs and queued and bar.reached("request_mix.kept_ratio", evidence.output.output_ratio):
@@ -102,11 +107,13 @@ def _not_seen(engine: EngineEvidence, queued: bool) -> list[Line]:
 
 
 def _is_felt(evidence: Evidence, bar: Bar) -> bool:
-    """First or later tokens come later than usual: without a queue, output that is missing while they don't was asked of nobody."""
+    """First or later tokens come later than usual, and later than healthy moments have them: without a queue, output that is missing
+    while they don't was asked of nobody. A 95th percentile of few and long prompts doubles from minute to minute in health."""
     engine = evidence.engine
-    latencies = [ratio(seen) for seen in (engine.ttft, engine.itl)] if engine else []
-    known = [share for share in latencies if share is not None]
-    return not known or bar.reached("request_mix.latency_ratio", max(known))
+    latencies = [engine.ttft, engine.itl] if engine else []
+    known = [seen for seen in latencies if seen is not None and ratio(seen) is not None]
+    late = [seen for seen in known if bar.reached("request_mix.latency_ratio", ratio(seen))]
+    return not known or any(_beyond(seen) for seen in late)
 
 
 def _named(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
@@ -146,15 +153,22 @@ def _named(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     )
 
 
-def change_of(evidence: Evidence, bar: Bar) -> Change:
+TWICE = 2.0
+RARE = 3.7
+"""Times the distance, as a ratio, of one in ten healthy half minutes from their median, which is 1.28 standard deviations: 4.75 of them are
+one half minute in a million, about one in a year. A queue is a sign of its own; without one the change must be that rare."""
+
+
+def change_of(evidence: Evidence, bar: Bar, times: float = TWICE) -> Change:
+    """What moved so far as `times` says."""
     engine = evidence.engine
     if engine is None:
         return Change(False, False, False, False)
     return Change(
-        bar.reached("request_mix.prompt_ratio", ratio(engine.prompt_len)) and _beyond(engine.prompt_len),
-        bar.reached("request_mix.share_ratio", ratio(engine.prompt_share)) and _beyond(engine.prompt_share),
+        bar.reached("request_mix.prompt_ratio", ratio(engine.prompt_len)) and _beyond(engine.prompt_len, times),
+        bar.reached("request_mix.share_ratio", ratio(engine.prompt_share)) and _beyond(engine.prompt_share, times),
         bar.reached("request_mix.prefix_ratio", ratio(engine.prefix_hit)),
-        bar.reached("request_mix.output_ratio", ratio(engine.output_len)) and _beyond(engine.output_len),
+        bar.reached("request_mix.output_ratio", ratio(engine.output_len)) and _beyond(engine.output_len, times),
     )
 
 
@@ -234,12 +248,12 @@ def explained_share(evidence: Evidence) -> float | None:
     return 1 - slower / lost
 
 
-def _beyond(seen: Observation | None) -> bool:
-    """Outside what healthy spans showed: twice as far from their median, as a ratio, as one in ten of them is. With few requests in a
-    window a single long prompt moves the mean."""
+def _beyond(seen: Observation | None, times: float = TWICE) -> bool:
+    """Outside what healthy spans showed: so many times as far from their median, as a ratio, as one in ten of them is. With few requests
+    in a window a single long prompt moves the mean."""
     if seen is None or not seen.usual_high or not seen.usual:
         return False
-    return seen.value > seen.usual_high * max(1.1, seen.usual_high / seen.usual)
+    return seen.value > max(1.1 * seen.usual_high, seen.usual * math.pow(seen.usual_high / seen.usual, times))
 
 
 def _against_usual(key: str, seen: Observation | None) -> Line | None:

@@ -205,7 +205,10 @@ def _uneven(evidence: Evidence, bar: Bar) -> Finding | None:
 
 
 def _sawtooth(evidence: Evidence, bar: Bar) -> Finding | None:
-    """R23: the batch fills and empties while requests come evenly, and util swings with it: the scheduler admits in gulps."""
+    """R23: the batch fills and empties while requests come evenly, and util swings with it: the scheduler admits in gulps.
+
+    A few requests that come one by one do so as well: it must swing more than their overlapping by chance makes it.
+    """
     engine, effect = evidence.engine, effect_of(evidence, bar)
     if engine is None:
         return None
@@ -216,6 +219,8 @@ def _sawtooth(evidence: Evidence, bar: Bar) -> Finding | None:
         return None
     late = any(bar.reached("memory_kv.harm_ratio", ratio(seen)) for seen in (engine.ttft, engine.itl))
     if not bar.reached("scheduling.running_cv", engine.running_cv) or not (effect.hurts or late):
+        return None
+    if engine.chance_cv and not bar.reached("scheduling.chance_ratio", (engine.running_cv or 0.0) / engine.chance_cv):
         return None
     return confirmed(
         Cause.SCHEDULING,

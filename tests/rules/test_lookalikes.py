@@ -8,6 +8,7 @@ import pytest
 
 from rules.evidence import EngineEvidence, Evidence, GpuEvidence, HostEvidence, Observation, OutputEvidence
 from rules.finding import Finding
+from rules.observation.engines import observe_engine
 from rules.observation.gpus import observe_gpus
 from rules.observation.reader import Reader
 from rules.observation.surroundings import observe_host
@@ -19,6 +20,7 @@ from rules.steps.contention import contention
 from rules.steps.memory import memory_kv
 from rules.steps.physical.heat import thermal
 from rules.steps.requests import request_mix
+from rules.steps.scheduling import scheduling
 from rules.steps.storage import storage
 from rules.thresholds import Bar
 from rules.usual import PeerHabits, Usual
@@ -188,8 +190,67 @@ def test_output_that_is_missing_while_nobody_waits_longer_was_not_asked_for(
     assert (request_mix(evidence(engine=engine), BAR).status is Status.CONFIRMED) is named
 
 
-@pytest.mark.parametrize(("high", "named"), [(1.05, True), (1.3, True), (1.5, False)])
-def test_prompts_that_are_uneven_in_health_must_leave_their_own_range(high: float, named: bool) -> None:
+@pytest.mark.parametrize(("high", "queued", "named"), [
+    (1.05, False, True), (1.15, False, True), (1.3, False, False), (1.3, True, True), (1.5, True, False),
+])  # fmt: skip
+def test_prompts_that_are_uneven_in_health_must_leave_their_own_range_and_farther_where_nobody_waits(
+    high: float, queued: bool, named: bool
+) -> None:
     share = Observation(2.0, "engine.prompt_tokens_per_s", "share", 1.0, 0.8, high, "history")
-    engine = replace(UNQUEUED, prompt_len=seen(1.0, 1.0), prompt_share=share, itl=seen(1.3, 1.0))
+    waiting = Observation(9 if queued else 0, "engine.requests_waiting", "", 0, 0, 1)
+    engine = replace(UNQUEUED, waiting=waiting, prompt_len=seen(1.0, 1.0), prompt_share=share, itl=seen(1.3, 1.0))
     assert (request_mix(evidence(engine=engine), BAR).status is Status.CONFIRMED) is named
+
+
+@pytest.mark.parametrize(("high", "named"), [(1.1, True), (1.3, False)])
+def test_a_latency_that_is_uneven_in_health_is_not_felt_within_its_own_range(high: float, named: bool) -> None:
+    ttft = Observation(1.4, "engine.ttft_p95_s", "", 1.0, 0.9, high, "history")
+    engine = replace(UNQUEUED, ttft=ttft, itl=seen(0.9, 1.0))
+    assert (request_mix(evidence(engine=engine), BAR).status is Status.CONFIRMED) is named
+
+
+@pytest.mark.parametrize(
+    ("queued_s", "slow_s", "causes"),
+    [(5, None, [Cause.GPU_FAULT]), (120, None, [Cause.MEMORY_KV, Cause.GPU_FAULT]), (120, 5, [Cause.MEMORY_KV, Cause.GPU_FAULT])],
+)  # fmt: skip
+def test_a_pool_that_was_full_before_and_hurt_nobody_does_not_outweigh_the_card_that_slows_down(
+    queued_s: float, slow_s: float | None, causes: list[Cause]
+) -> None:
+    def since(seconds: float | None, now: float, usual: float) -> Observation:
+        began = None if seconds is None else AT - int(seconds * SECOND)
+        return Observation(now, "engine.x", "", usual, usual * 0.9, usual * 1.1, "history", lambda: began)
+
+    engine = replace(ENGINE, kv_used=since(300, 98, 60), waiting=since(queued_s, 40, 0), kv_per_token=None)
+    card = GpuEvidence(
+        "1", 0.0, util=Observation(99, "gpu.util_pct"), sm_clock=since(6, 900, 1980), power=since(6, 280, 650)
+    )
+    slow = replace(SLOWER, since_ns=None if slow_s is None else AT - int(slow_s * SECOND))
+    found = [f for examine in WALK.values() for f in examine(evidence(engine=engine, gpus=(card,), output=slow), BAR)]
+    roots = [entry.finding.cause for entry in weigh(found, priors()) if entry.symptom_of is None]
+    assert [cause for cause in roots if cause in (Cause.MEMORY_KV, Cause.GPU_FAULT)] == causes
+
+
+def swinging(running: list[int]) -> EngineEvidence:
+    window, tags = Window(), {"node": "n", "engine": "e", "model": "m", "gpus": "0"}
+    for second, count in enumerate(running):
+        fields = {
+            "up": 1,
+            "requests_running": float(count),
+            "requests_waiting": 0.0,
+            "requests_finished_total": 40 * second,
+        }
+        window.add([Sample("engine", tags, fields, AT + second * SECOND)])
+    return observe_engine(
+        Reader(Usual(), PeerHabits(), AT + (len(running) - 1) * SECOND), window.devices("n", "engine")[0]
+    )
+
+
+@pytest.mark.parametrize(("running", "named"), [
+    ([(40, 40, 40, 2, 2, 2)[i % 6] for i in range(61)], True),
+    ([(3, 1, 0, 2, 0, 1, 4, 1)[i % 8] for i in range(61)], False),  # few come one by one
+    ([2] * 20 + [2 + i for i in range(41)], False),  # a level that moves once
+], ids=["gulps", "by chance", "a rise"])  # fmt: skip
+def test_a_batch_swings_when_it_fills_and_empties_more_than_chance_makes_it(running: list[int], named: bool) -> None:
+    gpu = GpuEvidence("0", 0.0, util=Observation(60, "gpu.util_pct"), util_swing=80.0)
+    found = scheduling(evidence(engine=swinging(running), gpus=(gpu,), output=SLOWER), BAR)
+    assert any(line.key.endswith("batch_swings") for line in found.evidence) is named

@@ -152,5 +152,16 @@ def test_a_summary_tells_no_figure_that_nobody_knows(loss_pct: float | None, cpu
         {"node": "n1"},
         {},
         0.5,
+        0.5,
     )
     assert [verdict.summary.text() for verdict in verdicts] == [said]
+
+
+@pytest.mark.parametrize(("least", "told"), [(0.3, [Cause.MEMORY_KV, Cause.GPU_FAULT]), (0.95, [])])
+def test_a_rival_that_is_outweighed_is_told_beside_a_verdict_and_never_alone(least: float, told: list[Cause]) -> None:
+    ranked = weigh([found(Cause.MEMORY_KV, Strength.STRONG, 10), found(Cause.GPU_FAULT, since_s=100)], priors())
+    assert ranked[0].confidence == pytest.approx(0.91, abs=0.01)
+    assert ranked[1].confidence == pytest.approx(0.08, abs=0.01)
+    effect = Effect(True, True, True, 40.0)
+    verdicts = verdicts_of(ranked, Evidence("n1", 0), effect, {"node": "n1"}, {}, least, 0.05)
+    assert [verdict.cause for verdict in verdicts] == told

@@ -79,13 +79,33 @@ def test_healthy_days_take_the_traces_in_turns(tmp_path: Path) -> None:
     ]
 
 
+def test_a_seed_has_the_same_trace_alone_as_among_others_and_one_trace_can_be_asked_for(tmp_path: Path) -> None:
+    for name in ("aTrace1.csv", "aTrace2.csv", "b_trace.jsonl"):
+        (tmp_path / name).touch()
+    every = triage_days.nodes_of(tmp_path, 45.0)
+    assert triage_days.nodes_of(tmp_path, 7.5, first_seed=5) == [every[4]]
+    assert every[4].trace.stem == "aTrace2"
+    alone = triage_days.nodes_of(tmp_path, 10.0, 5, "b_trace", triage_days.LIVE)
+    assert [(node.trace.stem, node.seed, node.cadence.step_s) for node in alone] == [
+        ("b_trace", 5, 1.0),
+        ("b_trace", 6, 1.0),
+    ]
+    with pytest.raises(ValueError, match="no trace is named c; there are aTrace1, aTrace2, b_trace"):
+        triage_days.nodes_of(tmp_path, 1.0, named="c")
+
+
 def test_a_healthy_part_of_a_day_is_no_incident(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [f"2023-11-16 18:{i // 60:02}:{i % 60:02}.5000000,{700 + 37 * i % 900},{60 + i % 90}" for i in range(600)]
     (tmp_path / "OneTrace.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     assert run(monkeypatch, "--traces", str(tmp_path), "--gpu-days", "0.04") == 0
-    assert "0.04 healthy GPU-days" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0.04 healthy GPU-days" in said
+    assert (
+        "a sample in 5 s, a judgement in 15 s; an agent and the service have a sample in 1 s, a judgement in 5 s"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
