@@ -17,8 +17,9 @@ from telemetry.store.admission import admit
 from telemetry.store.buckets import aggregates, buckets, gauges, named
 from telemetry.store.influxdb_bucket import keeps_s
 from telemetry.store.influxdb_http import InfluxServer, Refused
+from telemetry.store.influxdb_marks import marks
 from telemetry.store.influxdb_range import InfluxRanges
-from telemetry.store.influxdb_rollup import SETTLE_NS, InfluxRollups, days_of_levels, marks
+from telemetry.store.influxdb_rollup import SETTLE_NS, InfluxRollups, days_of_levels
 from telemetry.store.influxdb_samples import InfluxSamples, counted
 from telemetry.store.influxql import condition, identifier
 from telemetry.store.interface import RARE_DAYS, Column, Rejected, Spread, StoreError, Survey, Where

@@ -13,7 +13,8 @@ from telemetry.catalogue import Kind
 from telemetry.store.buckets import Buckets, Columns, aggregates, buckets, gauges, order, rates
 from telemetry.store.influxdb_draw import draw
 from telemetry.store.influxdb_http import InfluxServer, TooMuchAtOnce
-from telemetry.store.influxdb_rollup import FLEET, SHOWN_NS, InfluxRollups, Mark, runs
+from telemetry.store.influxdb_marks import Mark, runs
+from telemetry.store.influxdb_rollup import FLEET, SHOWN_NS, InfluxRollups
 from telemetry.store.influxql import condition, conditions, identifier, impossible, tags_of
 from telemetry.store.interface import Column, Spread, Where
 from telemetry.store.rollup import MINUTE_NS, QUARTER_NS, Cell, Gauge, answers, drawn, level_ns, reduced, spreads

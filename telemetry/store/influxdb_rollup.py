@@ -11,12 +11,10 @@ until it is, it is read from raw samples too.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -28,6 +26,7 @@ from telemetry.store.buckets import order
 from telemetry.store.influxdb_cells import PREFIXES, Row, columns, is_part, line, minutes, read
 from telemetry.store.influxdb_fleet import FleetMinutes, Sums, add
 from telemetry.store.influxdb_http import InfluxServer, Policy
+from telemetry.store.influxdb_marks import HOUR_NS, MARKS, Mark, blocks, now_at, span_of
 from telemetry.store.influxdb_samples import COUNT
 from telemetry.store.influxql import identifier, literal, tags_of
 from telemetry.store.interface import StoreError
@@ -43,22 +42,18 @@ from telemetry.store.rollup import (
 POLICIES: Mapping[int, tuple[str, int]] = {MINUTE_NS: ("pairscope_1min", 90), QUARTER_NS: ("pairscope_15min", 730)}
 """The retention policy of each level, and the days that it is made with."""
 SETTLE_NS = 20 * 10**9  # clocks of writers and this one may differ by so much without work being done twice
-MARKS = "rollup"
 _OF_A_MINUTE = ("minute", "fleet")
 FLEET = "fleet:"
 FRESH_NS = 3600 * 10**9
 """Cells of this long are written without a look at what they replace."""
-HOUR_NS = 3600 * 10**9
 SHOWN_NS = 5 * 10**9
 """The points of one write come to light one after the other. Within this time they all have, and so it is not rolled up earlier."""
-_AT_BITS = 20
 _REACHES_NS = (QUARTER_NS, 86_400 * 10**9, 40 * 86_400 * 10**9, 2**62)
 """How far back older samples are looked for, in turn."""
 _NODES_AT_ONCE = 32
 _NODES_OF_CELLS = 16
 _ROWS_AT_ONCE = 20_000
 _DENSE = 480.0  # rows of a node in a minute, where it isn't known: eight cards at 1 Hz
-_MOST_RUNS = 20
 
 _Raw = Mapping[str, list[dict[str, Any]]]
 Post = Callable[[Sequence[str], str], None]
@@ -70,47 +65,6 @@ def days_of_levels(policies: Iterable[Policy]) -> tuple[float, float] | None:
     days = {policy.name: policy.keeps_s / 86_400 or float("inf") for policy in policies}
     minutes, quarters = (days.get(name) for name, _ in POLICIES.values())
     return None if minutes is None or quarters is None else (minutes, quarters)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """`kind` is minute, quarter (of `node`), fleet, fleet_quarter or hour (of all). `at` begins with when it was written, in ms."""
-
-    kind: str
-    node: str
-    start_ns: int
-    at: int
-
-    @property
-    def written_ns(self) -> int:
-        return (self.at >> _AT_BITS) * 10**6
-
-    def opened(self) -> Sample:
-        return Sample(MARKS, {"kind": self.kind, "node": self.node}, {"at": self.at, "open": 1}, self.start_ns)
-
-    def settled(self) -> Sample:
-        return Sample(MARKS, {"kind": self.kind, "node": self.node}, {"done": self.at, "open": 0}, self.start_ns)
-
-
-def marks(samples: Iterable[Sample]) -> list[Sample]:
-    """What a write of these samples has to carry beside them."""
-    at = _now()
-    touched = {
-        (sample.tags.get("node", ""), sample.time_ns // MINUTE_NS * MINUTE_NS)
-        for sample in samples
-        if sample.measurement not in SINGLE
-    }
-    fleet = {start_ns for _, start_ns in touched}
-    hours = {start_ns // HOUR_NS * HOUR_NS for start_ns in fleet}
-    return [
-        *(Mark("minute", node, start_ns, at).opened() for node, start_ns in sorted(touched)),
-        *(Mark("fleet", "", start_ns, at).opened() for start_ns in sorted(fleet)),
-        *(Mark("hour", "", start_ns, at).opened() for start_ns in sorted(hours)),
-    ]
-
-
-def _now() -> int:
-    return time.time_ns() // 10**6 << _AT_BITS | secrets.randbits(_AT_BITS)
 
 
 class InfluxRollups:
@@ -229,10 +183,10 @@ class InfluxRollups:
         ready = [mark for mark in fleet if self._fleet.holds(mark.start_ns)]
         if ready:
             yield self._fleet_minutes, ready
-        for some in _blocks([mark for mark in fleet if mark not in ready], QUARTER_NS, _NODES_OF_CELLS):
+        for some in blocks([mark for mark in fleet if mark not in ready], QUARTER_NS, _NODES_OF_CELLS):
             yield self._fleet_minutes, some
         # opened by the above, whose cells are all there
-        for some in _blocks(
+        for some in blocks(
             self.open("quarter", hour_ns, min(hour_ns + HOUR_NS, now_ns - QUARTER_NS + 1)), QUARTER_NS, _NODES_OF_CELLS
         ):
             yield self._quarters, some
@@ -271,8 +225,8 @@ class InfluxRollups:
         if density * length_ns / MINUTE_NS * _NODES_AT_ONCE > _ROWS_AT_ONCE:
             length_ns = min(length_ns, QUARTER_NS)
             nodes = _ROWS_AT_ONCE / (density * length_ns / MINUTE_NS)
-            return list(_blocks(minutes, QUARTER_NS, max(1, min(_NODES_AT_ONCE, int(nodes)))))
-        return list(_blocks(minutes, HOUR_NS, _NODES_AT_ONCE))
+            return list(blocks(minutes, QUARTER_NS, max(1, min(_NODES_AT_ONCE, int(nodes)))))
+        return list(blocks(minutes, HOUR_NS, _NODES_AT_ONCE))
 
     def _ahead(self, portions: Sequence[list[Mark]], deadline_s: float) -> Iterator[tuple[list[Mark], _Raw]]:
         """Each with its raw samples, which the server looks up while those of the one before are drawn together.
@@ -292,7 +246,7 @@ class InfluxRollups:
 
     def _raw(self, some: Sequence[Mark]) -> _Raw:
         """measurement -> raw samples of each series, those of these minutes and maybe of others between them."""
-        where = f"{_time(*_span(some))}{_nodes({mark.node for mark in some})}"
+        where = f"{_time(*span_of(some))}{_nodes({mark.node for mark in some})}"
         return {
             measurement: self._query(f"SELECT * FROM {identifier(measurement)} WHERE {where} GROUP BY *")
             for measurement in self._measurements
@@ -302,7 +256,7 @@ class InfluxRollups:
         """How many raw samples a node has in a minute, about; of other writers' samples it is not known beforehand."""
         if not some or not self._measurements:
             return _DENSE
-        nodes, (first_ns, end_ns) = {mark.node for mark in some}, _span(some)
+        nodes, (first_ns, end_ns) = {mark.node for mark in some}, span_of(some)
         size = len(nodes) * (end_ns - first_ns) / MINUTE_NS
         if size * _DENSE <= _ROWS_AT_ONCE:
             return _DENSE
@@ -359,7 +313,7 @@ class InfluxRollups:
             f"SELECT at FROM {identifier(MARKS)} WHERE kind = 'minute' AND {_time(start_ns, end_ns)} GROUP BY node"
         )
         marked = {(tags_of(series).get("node", ""), row[0]) for series in known for row in series["values"]}
-        at = _now() - (SHOWN_NS // 10**6 + 1 << _AT_BITS)  # what it stands for has long come to light
+        at = now_at(SHOWN_NS + 10**6)  # what it stands for has long come to light
         minutes = range(start_ns, end_ns, MINUTE_NS)
         made = [
             Mark("minute", node, minute, at).opened()
@@ -415,7 +369,7 @@ class InfluxRollups:
                     if (node, start_ns) in whole:
                         parts = [(n, cells) for _, n, cells in several]
                         quarters.append(_joined(QUARTER_NS, measurement, tags, start_ns, parts, fields))
-        span = _span(some)
+        span = span_of(some)
         kept = self._put(MINUTE_NS, made, span)
         of_kept = {(node, _quarter(start_ns)) for node, start_ns in kept}
         self._put(QUARTER_NS, [q for q in quarters if (q.tags.get("node", ""), q.start_ns) not in of_kept], span)
@@ -437,7 +391,7 @@ class InfluxRollups:
                     Row(MINUTE_NS, FLEET + measurement, {}, mark.start_ns, 0, gauges)
                     for measurement, gauges in together.items()
                 ]
-        for part in _blocks(rest, QUARTER_NS, _NODES_OF_CELLS):
+        for part in blocks(rest, QUARTER_NS, _NODES_OF_CELLS):
             made += self._fleet_from_cells(part)
         self._put(MINUTE_NS, made, None)
         self._open("fleet_quarter", {("", _quarter(mark.start_ns)) for mark in some})
@@ -479,7 +433,7 @@ class InfluxRollups:
 
     def _open(self, kind: str, places: Collection[tuple[str, int]]) -> None:
         if places:
-            at = _now()
+            at = now_at()
             self._mark([Mark(kind, node, start_ns, at).opened() for node, start_ns in sorted(places)])
 
     def _put(self, level_ns: int, made: Sequence[Row], span: tuple[int, int] | None) -> set[tuple[str, int]]:
@@ -539,32 +493,6 @@ class InfluxRollups:
 
     def _source(self, level_ns: int, measurement: str) -> str:
         return f"{self._database}.{identifier(POLICIES[level_ns][0])}.{identifier(PREFIXES[level_ns] + measurement)}"
-
-
-def runs(starts: Collection[int], length_ns: int) -> list[tuple[int, int]]:
-    """The spans that these minutes or quarters make up; one span over all when they are too scattered to ask for one by one."""
-    found: list[tuple[int, int]] = []
-    for start_ns in sorted(set(starts)):
-        if found and found[-1][1] == start_ns:
-            found[-1] = (found[-1][0], start_ns + length_ns)
-        else:
-            found.append((start_ns, start_ns + length_ns))
-    return found if len(found) <= _MOST_RUNS else [(found[0][0], found[-1][1])]
-
-
-def _blocks(marks: Iterable[Mark], length_ns: int, nodes_at_once: int) -> Iterator[list[Mark]]:
-    """Marks of one quarter or hour and of so many nodes; the newest first."""
-    groups: dict[int, dict[str, list[Mark]]] = {}
-    for mark in marks:
-        groups.setdefault(mark.start_ns // length_ns, {}).setdefault(mark.node, []).append(mark)
-    for block in sorted(groups, reverse=True):
-        nodes = sorted(groups[block])
-        for first in range(0, len(nodes), nodes_at_once):
-            yield [mark for node in nodes[first : first + nodes_at_once] for mark in groups[block][node]]
-
-
-def _span(minutes: Sequence[Mark]) -> tuple[int, int]:
-    return min(mark.start_ns for mark in minutes), max(mark.start_ns for mark in minutes) + MINUTE_NS
 
 
 def _joined(

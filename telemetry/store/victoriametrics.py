@@ -27,8 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from urllib3 import PoolManager, Timeout
 from urllib3.exceptions import HTTPError
@@ -38,7 +37,7 @@ from telemetry.sample import Sample
 from telemetry.store import http_answer
 from telemetry.store.admission import admit
 from telemetry.store.buckets import Columns, aggregates, buckets, gauges, named, order
-from telemetry.store.failure import VICTORIA_PROBE, Target, check_options, is_victoria, one_line, parted, port_of
+from telemetry.store.failure import VICTORIA_PROBE, is_victoria, one_line
 from telemetry.store.influxql import impossible
 from telemetry.store.interface import RARE_DAYS, Column, Rejected, Spread, StoreDown, StoreError, Survey, Where
 from telemetry.store.rollup import Cell, spreads
@@ -46,10 +45,9 @@ from telemetry.store.victoriametrics_query import AHEAD_MS, DAY_MS, Query, known
 from telemetry.store.victoriametrics_ranges import draw, gathered
 from telemetry.store.victoriametrics_rollup import SETTLE_NS, FleetCells, Marks
 from telemetry.store.victoriametrics_series import MARK, MS, Tags, labels_problem, lines, merged, to_samples
+from telemetry.store.victoriametrics_server import Server, parse
 
-DEFAULT_PORT = 8428
 BATCH_SAMPLES = 5000
-OPTIONS = ("db", "token", "token_file", "ca_file", "verify")
 TIMEOUT = Timeout(connect=3.0, read=http_answer.READ_S)
 
 _TAIL_S = 60.0
@@ -57,73 +55,6 @@ _TAIL_BYTES = 32 << 20
 _LOOK_S = 20.0
 _NEAR_MS = 10_000
 _FLAG = re.compile(r'^flag\{name="(?P<name>[^"]+)", value="(?P<value>[^"]*)"', re.MULTILINE)
-_RETENTION = re.compile(r"(\d+(?:\.\d+)?)([hdwy]?)")
-_RETENTION_MS = {"h": DAY_MS // 24, "d": DAY_MS, "w": 7 * DAY_MS, "y": 365 * DAY_MS, "": 31 * DAY_MS}
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the server is; made from victoriametrics://[user:password@]host[:port][/prefix][?options]."""
-
-    base: str  # http://host:port/prefix
-    shown: str  # the URL without secrets, for messages
-    db: str = ""  # the label `db` of all that is written and read, if any
-    verify_tls: bool = True
-    ca_file: str | None = None
-    authorization: str = field(default="", repr=False)
-
-    @property
-    def target(self) -> Target:
-        return Target(self.shown, self.base, "victoriametrics", "victoriametricss")
-
-
-def parse(url: str) -> Address:
-    """StoreError names what is wrong. Options: db, token, token_file, ca_file, verify=0; victoriametricss:// means TLS."""
-    parts = parted(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    check_options(parts, options, OPTIONS)
-    host = parts.hostname or ""
-    port = port_of(parts, DEFAULT_PORT)
-    prefix = parts.path.rstrip("/")
-    name = f"[{host}]" if ":" in host else host
-    shown = f"{parts.scheme}://{name}:{port}{prefix}"
-    if not host:
-        raise StoreError.of("store.failure.no_host", store=shown, kind=parts.scheme, port=DEFAULT_PORT)
-    db = options.get("db", "")
-    base = f"{'https' if parts.scheme == 'victoriametricss' else 'http'}://{name}:{port}{prefix}"
-    target = Target(shown, base, "victoriametrics", "victoriametricss")
-    ca_file = options.get("ca_file")
-    target.check_ca_file(ca_file)
-    return Address(
-        base,
-        shown + (f"?{urlencode({'db': db})}" if db else ""),
-        db,
-        options.get("verify", "1") not in ("0", "false", "no"),
-        ca_file,
-        target.authorization("Bearer", parts, options),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What the server says of itself; empty and None where it doesn't, such as behind a proxy."""
-
-    version: str = ""
-    retention: str = ""  # as its flag is written: 1 (months), 30d
-    dedup: str = ""  # 0s when it is off
-    is_read_only: bool = False
-    size_bytes: int | None = None
-    free_bytes: int | None = None
-    started_s: float | None = None
-
-    @property
-    def retention_ms(self) -> int | None:
-        found = _RETENTION.fullmatch(self.retention)
-        return round(float(found[1]) * _RETENTION_MS[found[2]]) if found else None
-
-    @property
-    def is_deduplicating(self) -> bool:
-        return self.dedup not in ("", "0", "0s", "0ms")
 
 
 class _Refused(Exception):

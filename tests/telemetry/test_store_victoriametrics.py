@@ -15,8 +15,9 @@ import pytest
 
 from telemetry.sample import Sample
 from telemetry.store import StoreDown, StoreError, open_store, public_url
-from telemetry.store.victoriametrics import VictoriaStore, parse
+from telemetry.store.victoriametrics import VictoriaStore
 from telemetry.store.victoriametrics_series import lines
+from telemetry.store.victoriametrics_server import parse
 
 if TYPE_CHECKING:
     from tests.store_servers import Influxd, Victoria
