@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -17,7 +17,7 @@ from engine.core import Engine
 from engine.kvstore import KVStore, bytes_per_token
 from engine.modelconfig import ModelConfig
 from engine.probe import measure_peaks
-from engine.quality import Quality
+from engine.quality import Quality, fingerprint
 from engine.queue import POLICIES
 from engine.request import Request, Sampling
 from engine.runner import Runner, cost_of, stage_clock
@@ -42,6 +42,8 @@ class Assembled:
     engine: Engine
     tokenizer: Tokenizer
     config: ModelConfig
+    cache: KVStore
+    identity: Mapping[str, object]  # what another engine must have in common to take over a KV cache
     quality: Quality | None = None  # of quantised weights, on the bundled text
 
 
@@ -94,7 +96,17 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
     )  # what warming up counted is nobody's traffic
     engine.steps = StepLog()
     engine.beat()
-    return Assembled(engine, tokenizer, config, loaded.quality)
+    scheme = f"{loaded.quality.scheme} {settings.quantize_group}" if loaded.quality else "none"
+    identity = {
+        "checkpoint": fingerprint(path)[:32],
+        "weights": scheme,
+        "dtype": str(dtype).removeprefix("torch."),
+        "kv_dtype": "int8" if int8 else str(dtype).removeprefix("torch."),
+        "layers": config.num_layers,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+    }
+    return Assembled(engine, tokenizer, config, cache, identity, loaded.quality)
 
 
 def make_scheduler(

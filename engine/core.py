@@ -103,6 +103,50 @@ class Engine:
             self.beat()
         return outputs
 
+    def hold(self, id: str) -> Request:
+        """Stop computing a request and keep its cache. KeyError when no such request waits or runs."""
+        request = self._requests[id]
+        if request.state not in (State.WAITING, State.RUNNING):
+            raise KeyError(id)
+        self.scheduler.hold(request)
+        return request
+
+    def park(self, request: Request, computed: int) -> None:
+        """Take in a request that has so many tokens in its cache already, and hold it; its blocks are to be filled. OutOfBlocks
+        when there is no room for them, ValueError for what `add` would refuse; then nothing has changed.
+        """
+        if request.id in self._requests or request.num_tokens >= self.context:
+            raise ValueError(f"request {request.id} does not fit in here")
+        self.scheduler.park(request, computed)
+        self._requests[request.id] = request
+        request.num_prompt_counted = request.prompt  # counted where it came in
+        request.first_scheduled_s = request.last_token_s = self._clock()
+
+    def resume(self, id: str) -> bool:
+        """Let a held request go on. False when it has ended meanwhile."""
+        request = self._requests.get(id)
+        if request is None or request.state is not State.HELD:
+            return False
+        request.last_token_s = self._clock() if request.last_token_s is not None else None
+        self.scheduler.resume(request)
+        return True
+
+    def depart(self, id: str) -> bool:
+        """Forget a held request that goes on elsewhere; its blocks are free when this returns. False when it has ended meanwhile."""
+        request = self._requests.get(id)
+        if request is None or request.state is not State.HELD:
+            return False
+        self.scheduler.remove(request)
+        request.state = State.DEPARTED
+        del self._requests[id]
+        self.beat()
+        return True
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that wait, run or are held. In the engine's thread only."""
+        return list(self._requests.values())
+
     def step(self) -> list[Output]:
         """One step: plan, run, take in the tokens. Any exception but OutOfMemory is the end of this engine."""
         outputs = self._give_up_stalled()
@@ -143,7 +187,7 @@ class Engine:
         scheduler, pool = self.scheduler, self.scheduler.pool
         running = scheduler.running
         # Shared blocks are full: what is not written lies in blocks of one table only, so nothing is counted twice.
-        unused = sum(len(r.blocks) * pool.block_size - r.num_computed for r in running)
+        unused = sum(len(r.blocks) * pool.block_size - r.num_computed for r in (*running, *scheduler.held))
         occupancy = Occupancy(
             running=len(running),
             waiting=len(scheduler.waiting),

@@ -16,6 +16,7 @@ from engine.answers import Answer, encode, error_body
 from engine.api import Ask, BadRequest, parse_chat, parse_completion, parse_json
 from engine.generation import Generation, max_tokens_of, open_tickets, tokenise
 from engine.metrics import CONTENT_TYPE
+from engine.migration.routes import MigrationRoutes
 from engine.service import EngineService, NotServing
 
 
@@ -40,6 +41,7 @@ class Endpoints:
                 Route("/v1/models/{name:path}", self.model),
                 Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                *MigrationRoutes(self.service).routes(),
             ],
             exception_handlers={404: _not_found, 405: _wrong_method, Exception: _defect},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -132,6 +132,49 @@ class KVStore:
         for layer, kept in zip(self.layers, self._host, strict=True):
             for part, host in zip(layer.parts, kept, strict=True):
                 part.index_copy_(0, ours.to(part.device), host[hosts].to(part.device))
+
+    @torch.inference_mode()
+    def read(self, blocks: Sequence[int], tokens: int) -> bytes:
+        """What a table's blocks hold of its first `tokens` tokens, layer by layer: `tokens * bytes_per_token` bytes, the same
+        whatever the size of a block.
+        """
+        if not tokens:
+            return b""
+        table = torch.tensor(blocks[: -(-tokens // self.block_size)])
+        rows = []
+        for part in self._parts():
+            whole = part.index_select(0, table.to(part.device)).view(-1, part.shape[1] // self.block_size)
+            rows.append(whole[:tokens].contiguous().cpu().view(torch.uint8).flatten())
+        return torch.cat(rows).numpy().tobytes()
+
+    @torch.inference_mode()
+    def fill(self, blocks: Sequence[int], tokens: int, data: bytes | memoryview) -> None:
+        """Write what `read` gave into a table's blocks. ValueError when it has another length, or holds numbers that are not
+        finite: these would spoil others that read the blocks later, as padding.
+        """
+        if len(data) != tokens * self.bytes_per_token:
+            raise ValueError(
+                f"{len(data)} bytes of cache for {tokens} tokens, expected {tokens * self.bytes_per_token}"
+            )
+        if not tokens:
+            return
+        table = torch.tensor(blocks[: -(-tokens // self.block_size)])
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        placed = []
+        for part in self._parts():
+            width = part.shape[1] // self.block_size
+            size = tokens * width * part.element_size()
+            rows, flat = flat[:size].view(part.dtype).view(tokens, width), flat[size:]
+            if part.dtype.is_floating_point and not bool(rows.isfinite().all()):
+                raise ValueError("the cache holds numbers that are not finite")
+            whole = torch.zeros(len(table) * self.block_size, width, dtype=part.dtype)
+            whole[:tokens] = rows
+            placed.append((part, whole.view(len(table), -1)))
+        for part, whole in placed:
+            part.index_copy_(0, table.to(part.device), whole.to(part.device))
+
+    def _parts(self) -> Iterator[Tensor]:
+        return (part for layer in self.layers for part in layer.parts)
 
 
 def _zeros(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -30,7 +30,9 @@ class Sampling:
 class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    HELD = "held"  # its cache is kept and nothing is computed: it is on its way to another engine, or has just come from one
     FINISHED = "finished"
+    DEPARTED = "departed"  # it goes on at another engine
 
 
 class Finish(Enum):

@@ -85,6 +85,7 @@ class Scheduler:
         self.pool = pool
         self.waiting = queue
         self.running: list[Request] = []
+        self.held: list[Request] = []
         self.max_seqs = max_seqs
         self.token_budget = token_budget
         self.stream_buffer = stream_buffer
@@ -102,8 +103,43 @@ class Scheduler:
             self.waiting.remove(request)
         elif request.state is State.RUNNING:
             self.running.remove(request)
+        elif request.state is State.HELD:
+            self.held.remove(request)
         self._release(request)
         request.state = State.FINISHED
+
+    def hold(self, request: Request) -> None:
+        """Compute nothing more for a request until `resume`. A running one keeps its cache as long as nobody needs the blocks
+        more; one that waits has none left.
+        """
+        if request.state is State.WAITING:
+            self.waiting.remove(request)
+            self._release(request)
+        else:
+            self.running.remove(request)
+        request.state = State.HELD
+        self.held.append(request)
+
+    def park(self, request: Request, computed: int) -> None:
+        """Hold a request that comes with a cache of so many tokens: its blocks are taken, and to be filled. OutOfBlocks changes
+        nothing.
+        """
+        if computed:
+            request.blocks = self.pool.take(self.pool.blocks_for(computed))
+        request.num_computed = computed
+        request.state = State.HELD
+        self.held.append(request)
+
+    def resume(self, request: Request) -> None:
+        """Let a held request go on: at once where it has its cache, else as one that was preempted."""
+        self.held.remove(request)
+        if request.blocks:
+            request.state = State.RUNNING
+            self.running.append(request)
+            self._share_full_blocks(request, 0)
+        else:
+            request.state = State.WAITING
+            self.waiting.put_back(request)
 
     def schedule(self) -> StepPlan:
         """Plan one step: blocks for all planned tokens are allocated when this returns."""
@@ -123,12 +159,16 @@ class Scheduler:
 
     def computed(self, row: Row) -> None:
         """A step has written K and V of a row's tokens: blocks that are full now can be shared by others."""
-        request, size = row.request, self.pool.block_size
-        request.num_computed += row.count
+        row.request.num_computed += row.count
+        self._share_full_blocks(row.request, row.start)
+
+    def _share_full_blocks(self, request: Request, start: int) -> None:
+        """Name the full blocks from token `start` on."""
         if not self.prefix_cache:
             return
+        size = self.pool.block_size
         extend(request.block_keys, request.tokens, size)
-        for number in range(row.start // size, request.num_computed // size):
+        for number in range(start // size, request.num_computed // size):
             self.pool.name(request.blocks[number], request.block_keys[number])
 
     def cached_tokens(self, prompt: Sequence[int]) -> int:
@@ -152,6 +192,8 @@ class Scheduler:
         missing = self.pool.blocks_for(request.num_computed + count) - len(request.blocks)
         while missing > self.pool.num_free:
             if len(self.running) == 1:
+                if self._shed():
+                    continue
                 self._fail(plan, request)
                 return -given_back
             victim = self._victim()
@@ -162,6 +204,15 @@ class Scheduler:
             request.blocks += self.pool.take(missing)
         plan.rows.append(Row(request, request.num_computed, count))
         return count - given_back
+
+    def _shed(self) -> bool:
+        """Take its blocks from a held request, if one has any: it will be computed anew, should it go on here."""
+        holder = next((request for request in self.held if request.blocks), None)
+        if holder is None:
+            return False
+        self._release(holder)
+        holder.num_preempted += 1
+        return True
 
     def _victim(self) -> Request:
         """The running request that the policy would serve last; among equals, the one admitted last."""
@@ -269,7 +320,7 @@ class Scheduler:
         """Raise AssertionError unless each block is free or taken by just the requests that hold it, here and on the host.
         Used by tests.
         """
-        self.pool.check([r.blocks for r in self.running])
+        self.pool.check([r.blocks for r in (*self.running, *self.held)])
         for request in self.running:
             if len(request.blocks) * self.pool.block_size < request.num_computed:
                 raise AssertionError(f"request {request.id} has more cached tokens than slots")

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.core import Engine, Output
 from engine.detokenizer import TextStream
-from engine.loop import EngineLoop
+from engine.loop import EngineLoop, LoopEnded
 from engine.metrics import EngineMetrics
-from engine.request import Finish, Request, Sampling
+from engine.request import Finish, Request, Sampling, State
 from engine.settings import EngineSettings
 from engine.stages import Stage, nothing
 from engine.threads import usable_cores
@@ -29,6 +29,8 @@ STOP_STEP_S = 0.5
 """A step that is under way at the end gets so long to return."""
 
 log = logging.getLogger("pairscope.engine")
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,9 @@ class Ticket:
         self._service = service
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
         self._ended = False
+        self.relay: asyncio.Task[None] | None = (
+            None  # brings what another engine generates, once the request goes on there
+        )
 
     def put(self, output: Output) -> None:
         self._outputs.put_nowait(output)
@@ -79,7 +84,9 @@ class Ticket:
         self._service.note_delivered(self.request, tokens)
 
     def close(self) -> None:
-        """Done with it. A request that still runs is aborted."""
+        """Done with it. A request that still runs is aborted, here or where it goes on."""
+        if self.relay is not None:
+            self.relay.cancel()
         self._service.close(self, abort=not self._ended)
 
 
@@ -222,9 +229,35 @@ class EngineService:
         with stats.lock:
             stats.add_stages(spent)
 
+    def adopt(self, request: Request) -> Ticket:
+        """A ticket for a request that the engine has already, or is about to have. Close it in any case."""
+        ticket = Ticket(request, self)
+        self._tickets[request.id] = ticket
+        return ticket
+
+    def ticket(self, id: str) -> Ticket | None:
+        """That of a request that somebody waits for."""
+        return self._tickets.get(id)
+
+    async def call(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives, done in the engine's thread between two steps. NotServing when the engine ends first."""
+        if self._loop is None:
+            raise NotServing(503, "the model is loading")
+        try:
+            return await asyncio.wrap_future(self._loop.call(work))
+        except LoopEnded as error:
+            raise NotServing(503, str(error)) from None
+
+    @property
+    def assembled(self) -> Assembled:
+        assert self._assembled is not None, "the engine is not loaded"
+        return self._assembled
+
     def note_delivered(self, request: Request, tokens: int) -> None:
         was_paused = request.num_undelivered >= self.settings.stream_buffer
         request.num_delivered += tokens
+        if request.state is State.DEPARTED:
+            return  # counted where it was generated
         self.engine.stats.counters.delivered_tokens_total += tokens
         if was_paused and self._loop is not None:
             self._loop.nudge()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-_WITHOUT_EFFECT = ("host", "port", "step_log", "step_log_mib")
+_WITHOUT_EFFECT = ("host", "port", "step_log", "step_log_mib", "migrate_token", "migrate_timeout_s")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -61,8 +61,11 @@ class EngineSettings:
     stage_timers: bool = True  # seconds by stage: attention, MLP, sampling, ...
     stalled_after_s: float = 30.0  # /health says "stalled" when one step has taken longer
 
+    migrate_token: str | None = field(default=None, repr=False)  # what /kv/* asks for; None: this machine only
+    migrate_timeout_s: float = 60.0  # a request is brought to another engine within so long, or goes on here
+
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when a setting does that can change speed or results (not address or step log)."""
+        """Twelve hex digits that change when a setting does that can change speed or results (not address, secret or step log)."""
         relevant = {key: value for key, value in asdict(self).items() if key not in _WITHOUT_EFFECT}
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -64,6 +64,13 @@ class Counters:
     requests_finished_total: int = 0
     requests_failed_total: int = 0
     requests_aborted_total: int = 0
+    requests_migrated_out_total: int = 0
+    requests_migrated_in_total: int = 0
+    migrations_failed_total: int = 0  # that this engine began, and that came to nothing
+    migrated_out_bytes_total: int = 0  # of the KV cache
+    migrated_in_bytes_total: int = 0
+    migrated_out_s: float = 0.0  # for which requests stood still on their way
+    migrated_in_s: float = 0.0
     oom_total: int = 0
     steps_total: int = 0
     flops_total: int = 0

@@ -32,7 +32,7 @@ SECTIONS = ("node", "agent", "engine", "triage", "dashboard", "traffic", "simula
 TOP_LEVEL = ("state_dir", "store", "language", *SECTIONS)
 NODE_KEYS = ("name", "rack", "circuit", "cluster")
 SECRET_KEYS = (
-    *("webhook_url", "webhook_secret", "token", "password", "store"),
+    *("webhook_url", "webhook_secret", "token", "migrate_token", "password", "store"),
     *("api_key", "community", "auth_password", "privacy_password"),
 )
 FILE_LIMIT_BYTES = 1 << 20

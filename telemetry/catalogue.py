@@ -252,6 +252,15 @@ ENGINE = _measurement(
         blocked_on_blocks_total | steps in which requests waited for KV blocks | 因缺 KV 块而不能接纳请求的步数
         blocked_on_seqs_total | steps in which requests waited for a place among the running | 因运行序列已满而不能接纳请求的步数
         blocked_on_tokens_total | steps in which requests waited for token budget | 因 token 预算用尽而不能接纳请求的步数
+        requests_migrated_out_total | requests that went on at another engine | 迁出到其他引擎的请求
+        requests_migrated_in_total | requests that came from another engine | 从其他引擎迁入的请求
+        migrations_failed_total | migrations that failed | 失败的迁移次数
+        migrated_out_bytes_total | KV cache sent to other engines, bytes | 迁出的 KV 缓存字节数
+        migrated_in_bytes_total | KV cache received from other engines, bytes | 迁入的 KV 缓存字节数
+    """),
+    _second_counters("""
+        migrated_out_s | time for which requests stood still to migrate | 请求迁出期间的停顿时长
+        migrated_in_s | time in which requests were taken in | 接收迁入请求的时长
     """),
     _second_counters("""
         stage_tokenise_s | time in tokenising | 分词用时

@@ -23,7 +23,9 @@ def _own(kind: Kind) -> Iterator[tuple[str, Alternatives]]:
     for name, entry in ENGINE.fields.items():
         if entry.kind is kind and name not in DERIVED:
             mean = kind is Kind.GAUGE and not name.startswith(("requests_", "kv_blocks_", "kv_slots_"))
-            yield name, (Family(f"pairscope_{name}", join="mean" if mean else "sum"),)
+            # every counter is exposed with this ending
+            exposed = f"{name.removesuffix('_total')}_total" if kind is Kind.COUNTER else name
+            yield name, (Family(f"pairscope_{exposed}", join="mean" if mean else "sum"),)
 
 
 def _counters() -> Iterator[tuple[str, Alternatives]]:

@@ -1,0 +1,1 @@
+"""A running request leaves one engine process and goes on in another, with its KV cache and the same tokens."""
