@@ -19,6 +19,8 @@ from engine.metrics import CONTENT_TYPE
 from engine.migration.routes import MigrationRoutes
 from engine.service import EngineService, NotServing
 
+LONG_BODY_BYTES = 64 * 1024
+
 
 def json_response(code: int, body: Mapping[str, object], headers: dict[str, str] | None = None) -> Response:
     return Response(encode(body), code, headers, "application/json")
@@ -84,8 +86,7 @@ class Endpoints:
     async def _generate(self, request: Request, chat: bool) -> Response:
         arrived_s = time.monotonic()
         try:
-            body = parse_json(await self._read(request))
-            ask = (parse_chat if chat else parse_completion)(body, self.service.settings)
+            ask = await self._parse(await self._read(request), chat)
             self._check_model(ask)
             self.service.refuse_if_not_serving(max(1, len(ask.prompts)) * ask.n)
             prompts = await tokenise(self.service, ask)
@@ -101,6 +102,17 @@ class Endpoints:
             return Response(status_code=499)
         tickets = open_tickets(self.service, ask, prompts, limits, arrived_s)
         return Generation(tickets, sum(map(len, prompts)), Answer(chat, self.service.model_name), ask)
+
+    async def _parse(self, raw: bytes, chat: bool) -> Ask:
+        """A long body in a worker thread: half a million token ids take longer than a step."""
+
+        def parse() -> Ask:
+            return (parse_chat if chat else parse_completion)(parse_json(raw), self.service.settings)
+
+        if len(raw) <= LONG_BODY_BYTES:
+            return parse()
+        self.service.refuse_if_not_serving()
+        return await asyncio.get_running_loop().run_in_executor(self.service.tokenisers, parse)
 
     async def _read(self, request: Request) -> bytes:
         most = self.service.settings.max_body_bytes

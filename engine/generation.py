@@ -54,11 +54,11 @@ def max_tokens_of(service: EngineService, ask: Ask, prompt: Sequence[int], vocab
     context = service.engine.context
     if not prompt:
         raise BadRequest(field, f"{field} has no tokens")
-    if min(prompt) < 0 or max(prompt) >= vocab:
-        raise BadRequest(field, f"{field} holds a token id that is not in 0..{vocab - 1}")
     room = context - len(prompt)
     if room < 1:
         raise BadRequest(field, f"{field} has {len(prompt)} tokens: the context of this model ends at {context}")
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        raise BadRequest(field, f"{field} holds a token id that is not in 0..{vocab - 1}")
     if ask.max_tokens is None:
         return min(room, service.settings.default_chat_tokens)
     if ask.max_tokens > room:
