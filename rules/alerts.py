@@ -2,7 +2,7 @@
 
 An incident's place is its node, or the rack, circuit or cluster that most of its nodes share; its engines and GPUs are named in it.
 Symptoms never get here: verdicts hold roots only. Time counts as the sum of evaluations in which something could be told: a gap in
-the telemetry, a suspended service or a stepped clock neither fires nor resolves anything.
+the telemetry, a suspended service or a stepped clock neither fires nor resolves anything. `rules.clearance` says what resolves.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 
+from rules.clearance import HARDWARE, Basis, basis_of, is_idle, is_well
 from rules.triage import can_tell
 from rules.verdict import Cause, Diagnosis, Verdict
 from telemetry.catalogue import ALERT_STATES, COMMON_TAGS
@@ -31,6 +32,7 @@ class AlertSettings:
     lapse_s: float = 15.0  # a pending condition may lapse this long
     clear_s: float = 120.0
     clear_max_s: float = 1800.0  # hold-down doubles with each flip up to this
+    idle_clear_s: float = 1800.0  # of an engine that nobody asks for so long, what was its own trouble has ended
     flap_memory_s: float = 1800.0
     enter_confidence: float = 0.6
     leave_confidence: float = 0.4
@@ -49,6 +51,7 @@ class Condition:
     diagnosis: Diagnosis
     members: tuple[Mapping[str, str], ...]
     nodes: frozenset[str]
+    rests_on: Mapping[str, Basis]  # by pair
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ class Alert:
     resolved_ns: int | None = None
     flips: int = 0
     pairs: list[str] = field(default_factory=list)  # on which it was found
+    rests_on: dict[str, list[list[str]]] = field(default_factory=dict)  # by pair: its fields, and its GPUs
+    idle_s: float = 0.0  # for so long all of its engines had nothing to do
 
     @property
     def incident(self) -> str:
@@ -109,9 +114,12 @@ def conditions_of(diagnoses: Iterable[Diagnosis], least: float) -> dict[str, Con
             mark = fingerprint_of(verdict.cause, scope, place)
             member = {**diagnosis.subject, **verdict.subject}
             before = found.get(mark)
+            rests_on = {_pair_name(diagnosis.subject): basis_of(diagnosis, verdict)}
             if before is None:
                 node = frozenset((diagnosis.subject["node"],))
-                found[mark] = Condition(mark, verdict.cause, scope, place, verdict, diagnosis, (member,), node)
+                found[mark] = Condition(
+                    mark, verdict.cause, scope, place, verdict, diagnosis, (member,), node, rests_on
+                )
                 continue
             better = (
                 before
@@ -119,7 +127,10 @@ def conditions_of(diagnoses: Iterable[Diagnosis], least: float) -> dict[str, Con
                 else replace(before, verdict=verdict, diagnosis=diagnosis)
             )
             found[mark] = replace(
-                better, members=(*before.members, member), nodes=before.nodes | {diagnosis.subject["node"]}
+                better,
+                members=(*before.members, member),
+                nodes=before.nodes | {diagnosis.subject["node"]},
+                rests_on={**before.rests_on, **rests_on},
             )
     return found
 
@@ -153,7 +164,10 @@ class AlertMachine:
                 self._begin(mark, alert, condition, at_ns, passed)
             else:
                 over = alert.simulated and not heard.intersection(alert.nodes)  # the simulation was switched off
-                knows = over or (told.issuperset(alert.nodes) and not _is_hidden(alert, diagnoses))
+                knows = over or (told.issuperset(alert.nodes) and _is_over(alert, diagnoses))
+                if not knows and told.issuperset(alert.nodes) and _is_at_rest(alert, diagnoses):
+                    alert.idle_s += passed
+                    knows = alert.idle_s >= self.settings.idle_clear_s
                 found += self._advance(alert, condition, conditions, knows, at_ns, passed)
         return found
 
@@ -184,7 +198,7 @@ class AlertMachine:
         covered = condition is not None or _covered(alert, conditions)
         if covered:
             alert.true_s += passed
-            alert.false_s = 0.0
+            alert.false_s = alert.idle_s = 0.0
             if condition is not None:
                 _refresh(alert, condition)
         elif knows:
@@ -215,7 +229,7 @@ class AlertMachine:
         if alert.false_s < hold_s:
             return []
         alert.state, alert.resolved_ns = RESOLVED, at_ns
-        alert.true_s = alert.false_s = 0.0
+        alert.true_s = alert.false_s = alert.idle_s = 0.0
         alert.flips = min(alert.flips + 1, MOST_FLIPS)
         return [Transition(RESOLVED, replace(alert), None)]
 
@@ -265,9 +279,13 @@ def _check(alert: Alert) -> None:
     texts = [alert.fingerprint, alert.cause, alert.scope, alert.severity, alert.summary_key]
     if not isinstance(alert.place, dict) or not isinstance(alert.nodes, list) or not alert.nodes:
         raise ValueError(f"an alert of no place: {alert.place!r}, {alert.nodes!r}")
-    if not isinstance(alert.pairs, list):
+    if not isinstance(alert.pairs, list) or not isinstance(alert.rests_on, dict):
         raise ValueError("an alert of no pairs")
-    texts += [*alert.place, *alert.place.values(), *alert.nodes, *alert.pairs]
+    for pair, basis in alert.rests_on.items():
+        if not (isinstance(basis, list) and len(basis) == 2 and all(isinstance(part, list) for part in basis)):
+            raise ValueError(f"what it rests on at {pair!r} can't be told")
+    texts += [*alert.place, *alert.place.values(), *alert.nodes, *alert.pairs, *alert.rests_on]
+    texts += [text for basis in alert.rests_on.values() for part in basis for text in part]
     if not all(isinstance(text, str) for text in texts) or not isinstance(alert.summary_values, dict):
         raise ValueError("a name or a summary that is no text")
     whole = [alert.began_ns, alert.opened_ns, alert.fired_ns, alert.resolved_ns, alert.flips]
@@ -276,10 +294,10 @@ def _check(alert: Alert) -> None:
         type(number) is int and 0 <= number < 2**63 for number in whole if number is not None
     ):
         raise ValueError("a time or a count that is none")
-    measured = [alert.true_s, alert.false_s, alert.confidence, alert.loss_pct]
+    measured = [alert.true_s, alert.false_s, alert.confidence, alert.idle_s, alert.loss_pct]
     if not all(type(number) in (int, float) and isfinite(number) for number in measured if number is not None):
         raise ValueError("a measure that is no number")
-    if None in measured[:3] or alert.flips > MOST_FLIPS or not isinstance(alert.simulated, bool):
+    if None in measured[:4] or alert.flips > MOST_FLIPS or not isinstance(alert.simulated, bool):
         raise ValueError("a measure, a count of flips or a mark that can't be")
 
 
@@ -310,6 +328,7 @@ def _alert_of(condition: Condition, at_ns: int, flips: int) -> Alert:
         simulated=condition.diagnosis.simulated,
         flips=flips,
         pairs=_pairs(condition),
+        rests_on=_plain(condition),
     )
 
 
@@ -319,6 +338,10 @@ def _refresh(alert: Alert, condition: Condition) -> None:
     alert.summary_key, alert.summary_values = verdict.summary.key, dict(verdict.summary.values)
     alert.nodes = sorted(set(alert.nodes) | condition.nodes)
     alert.pairs = sorted({*alert.pairs, *_pairs(condition)})
+    for pair, (lanes, gpus) in _plain(condition).items():
+        before = alert.rests_on.get(pair, [[], gpus])
+        about = sorted({*before[1], *gpus}) if before[1] and gpus else []
+        alert.rests_on[pair] = [sorted({*before[0], *lanes}), about]
 
 
 def _pairs(condition: Condition) -> list[str]:
@@ -329,11 +352,33 @@ def _pair_name(subject: Mapping[str, str]) -> str:
     return f"{subject['node']}\x1f{subject.get('engine', '')}"
 
 
-def _is_hidden(alert: Alert, diagnoses: Iterable[Diagnosis]) -> bool:
-    """Whether a pair on which it was found has no data of this cause now: what is not seen has not ended."""
-    return any(
-        alert.cause in diagnosis.unknown and _pair_name(diagnosis.subject) in alert.pairs for diagnosis in diagnoses
-    )
+def _plain(condition: Condition) -> dict[str, list[list[str]]]:
+    return {pair: [list(basis.lanes), list(basis.gpus)] for pair, basis in condition.rests_on.items()}
+
+
+def _concerned(alert: Alert, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """The pairs that it was found on. Hardware outlives its engine: where none of a node's is watched any more, all that is left of it."""
+    here = [diagnosis for diagnosis in diagnoses if diagnosis.subject["node"] in alert.nodes]
+    found = [diagnosis for diagnosis in here if not alert.pairs or _pair_name(diagnosis.subject) in alert.pairs]
+    if alert.cause in HARDWARE:
+        known = {diagnosis.subject["node"] for diagnosis in found}
+        found += [diagnosis for diagnosis in here if diagnosis.subject["node"] not in known]
+    return found
+
+
+def _is_over(alert: Alert, diagnoses: Sequence[Diagnosis]) -> bool:
+    """Whether every pair on which it was found shows that it is well: what is not seen has not ended."""
+    for diagnosis in _concerned(alert, diagnoses):
+        lanes, gpus = alert.rests_on.get(_pair_name(diagnosis.subject), [[], []])
+        if not is_well(diagnosis, alert.cause, Basis(tuple(lanes), tuple(gpus))):
+            return False
+    return True
+
+
+def _is_at_rest(alert: Alert, diagnoses: Sequence[Diagnosis]) -> bool:
+    """Trouble of engines only, and all of them have nothing to do."""
+    engines = _concerned(alert, diagnoses)
+    return alert.cause not in HARDWARE and bool(engines) and all(is_idle(diagnosis) for diagnosis in engines)
 
 
 def _covered(alert: Alert, conditions: Mapping[str, Condition]) -> bool:

@@ -167,6 +167,7 @@ class Triage:
             tokens_per_s=None if away else evidence.output.tokens_per_s,
             simulated=pair.simulated,
             unknown=frozenset(f.cause for found in findings.values() for f in found if f.status is Status.NO_DATA),
+            seen=evidence,
         )
 
     def _learn(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rules.evidence import Evidence
 from telemetry.catalogue import title
 from telemetry.messages import say
 from telemetry.sample import Sample
@@ -158,6 +159,8 @@ class Diagnosis:
     simulated: bool = False
     unknown: frozenset[Cause] = field(default=frozenset(), compare=False)
     """Causes that had no data at this moment; of this moment only, so it is not written."""
+    seen: Evidence | None = field(default=None, compare=False, repr=False)
+    """What it was judged by, likewise."""
 
 
 def verdict_json(diagnosis: Diagnosis, language: str = "en") -> list[dict[str, object]]:

@@ -245,7 +245,7 @@ def _power_clean(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> F
     bit = max((value(gpu.duty.get("sw_power_cap")) or 0.0 for gpu in gpus), default=0.0)
     low = [gpu.index for gpu in gpus if _cap_reference(gpu, bar) is not None]
     if low:
-        lines.append(line("cap_harmless", "gpu.power_limit_w", gpus=names(low)))
+        lines.append(line("cap_low", "gpu.power_limit_w", gpus=names(low)))
     elif bar.reached("power.cap_duty", bit):
         lines.append(line("cap_bit_normal", "gpu.throttle_reasons", duty_pct=100 * bit))
     brakes = [seen.value for gpu in gpus if (seen := gpu.duty.get("hw_power_brake")) is not None]
@@ -254,7 +254,10 @@ def _power_clean(evidence: Evidence, gpus: Sequence[GpuEvidence], bar: Bar) -> F
     if any("hw_power_brake" not in gpu.duty and _is_clock_up(gpu, bar) for gpu in gpus):
         lines.append(clock_line(min(gpus, key=lambda gpu: ratio(gpu.sm_clock) or 1.0)))
     lines += _supply_lines(evidence, bar)
-    return cleared(Cause.POWER, lines, [] if evidence.told else _not_seen(evidence, bar))
+    missing = [] if evidence.told else _not_seen(evidence, bar)
+    if low and not effect_of(evidence, bar).known and not all(_is_clock_up(gpu, bar) for gpu in gpus):
+        missing.append(line("harm_unknown"))
+    return cleared(Cause.POWER, lines, missing)
 
 
 def _is_clock_up(gpu: GpuEvidence, bar: Bar) -> bool:
