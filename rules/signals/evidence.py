@@ -24,6 +24,7 @@ from rules.signals.reading import Signals
 from rules.thresholds import Bar
 from rules.verdict import UNNAMED
 from rules.window import Event
+from telemetry.catalogue import GPU_STATES
 
 MIB, GB = 2**20, 1e9
 SOMEWHERE = UNNAMED
@@ -99,7 +100,15 @@ GPU_KEYS = frozenset(
             "remap_pending",
             "row_remap_failure",
         ],
-        *["remapped_rows_delta", "kernel_contained_error", "vram_free_mib", "gtt_gb", "mem_used_mib", "orphan_gpu_pid"],
+        *[
+            "gpu_lost",
+            "remapped_rows_delta",
+            "kernel_contained_error",
+            "vram_free_mib",
+            "gtt_gb",
+            "mem_used_mib",
+            "orphan_gpu_pid",
+        ],
         *["gpu_pids", "pcie_gen_load", "pcie_width", "pcie_mbs", "bandwidth_ratio"],
     )
 )
@@ -122,6 +131,7 @@ def _gpu(told: Signals) -> GpuEvidence:
     return GpuEvidence(
         index=SOMEWHERE,
         age_s=0.0,
+        state=GPU_STATES.index("lost") if flag("gpu_lost") else None,
         util=_seen(told, "util_pct", "gpu.util_pct"),
         temp=temp,
         temp_margin=Observation(0.0, "gpu.temp_margin_c") if at_limit else None,

@@ -36,7 +36,7 @@ FLAGS = (
     "tokens_zero delivered_tokens_zero health_ok canary_ok mig clock_locked since_boot remap_pending "
     "kernel_contained_error host_gap mixed_gpus rank_imbalance preempt vram_sawtooth orphan_gpu_pid plateau "
     "prompt_tps_high structured cgroup_throttled sync_wait p2p persistence startup start_failed read_bound "
-    "prefix_hit_drop ttft_flat stalled oom"
+    "prefix_hit_drop ttft_flat stalled oom gpu_lost"
 )
 EVENTS = "deploy_event config_changed driver_changed restart"
 """True and false, or the words of what changed."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rules.signals.keys import FLAG_NAMES, KEYS, Key
+from rules.signals.reasons import reason_of
 from telemetry.lineprotocol import printable
 from telemetry.messages import say
 
@@ -91,10 +93,11 @@ def parse(told: object, language: str = "en", name: str = "") -> Signals:
     reasons: frozenset[str] | None = None
     impossible: list[str] = []
     unknown: list[str] = []
-    for raw, value in told.items():
+    for written, value in told.items():
+        raw = written if written in KEYS else re.sub(r"[\s-]+", "_", written.strip().lower())
         key = KEYS.get(raw)
         if key is None:
-            unknown.append(printable(raw)[:40])
+            unknown.append(printable(written)[:40])
             continue
         if value is None or (isinstance(value, str) and value.strip().lower() in NOT_READ and key.kind != "text"):
             continue
@@ -184,13 +187,14 @@ def _list(value: object) -> tuple[float, ...]:
     return tuple(_number(entry) for entry in entries)
 
 
-def _names(value: object) -> tuple[frozenset[str], list[str]]:
+def _names(value: object) -> tuple[frozenset[str] | None, list[str]]:
     entries = value if isinstance(value, list) else [value]
     if len(entries) > LONGEST_LIST or not all(isinstance(entry, str) for entry in entries):
         raise TypeError
-    names = [str(entry).strip().lower() for entry in entries]
-    strange = [printable(name)[:40] for name in names if name not in FLAG_NAMES]
-    return frozenset(name for name in names if name in FLAG_NAMES), strange
+    names = {str(entry): reason_of(str(entry)) for entry in entries}
+    strange = [printable(entry.strip().lower())[:40] for entry, name in names.items() if name is None]
+    known = frozenset(name for name in names.values() if name)
+    return known if known or not strange else None, strange  # of words that are not understood nothing follows
 
 
 def _kind_of(value: object, language: str) -> str:

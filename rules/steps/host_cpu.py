@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rules.evidence import Evidence, HostEvidence, Observation, ratio, rise, value
 from rules.finding import (
+    Effect,
     Finding,
     Sign,
     cleared,
@@ -32,6 +33,8 @@ def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
     starved = _late_first(evidence, bar)
     if starved:
         return _tokenizer(evidence, starved)
+    if masks_on_cpu(evidence, bar):
+        return _masks(evidence, effect_of(evidence, bar))
     seen = () if host is None else (host.cpu, host.psi_cpu, host.core_max, host.cores, host.cores_asked)
     if host is None or (all(entry is None for entry in seen) and not host.throttling):
         return no_data(Cause.HOST_CPU, line("no_host"))
@@ -116,6 +119,27 @@ def _tokenizer(evidence: Evidence, signs: Sequence[Sign]) -> Finding:
         names_cause(Cause.HOST_CPU, effect),
         (fix("faster_tokenizer", Cost.SOFTWARE_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
         since_ns=engine.ttft.since_ns if engine is not None and engine.ttft is not None else None,
+        scope="node",
+    )
+
+
+def masks_on_cpu(evidence: Evidence, bar: Bar) -> bool:
+    """Structured answers beside harm: which tokens are allowed is worked out on the CPU, for each sequence and token, and nothing that is
+    told of the cores or the GPU says otherwise."""
+    engine, host, util = evidence.engine, evidence.host, evidence.util_pct
+    if engine is None or not engine.structured or not effect_of(evidence, bar).hurts:
+        return False
+    return (host is None or host.core_max is None) and (util is None or bar.reached("host_cpu.util_pct", util))
+
+
+def _masks(evidence: Evidence, effect: Effect) -> Finding:
+    return confirmed(
+        Cause.HOST_CPU,
+        Strength.FAIR,
+        (line("structured", ""), line("masks_on_cpu", "host.cpu_core_max_pct"), pair_line(evidence)),
+        names_cause(Cause.HOST_CPU, effect),
+        (fix("cheaper_grammar", Cost.SOFTWARE_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
+        since_ns=evidence.output.since_ns,
         scope="node",
     )
 

@@ -29,7 +29,7 @@ from rules.finding import (
     unread,
 )
 from rules.priors import Strength
-from rules.steps.host_cpu import full_core
+from rules.steps.host_cpu import full_core, masks_on_cpu
 from rules.steps.memory import is_held_by_nobody, is_stalled
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
@@ -121,12 +121,14 @@ def _named(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     engine = evidence.engine
     if engine is None or not effect.hurts or is_stalled(engine, bar) or explained_share(evidence) is not None:
         return None
+    if evidence.host is not None and evidence.host.vanished and not effect.known:
+        return None  # no request takes a host away
     signs: list[Sign] = []
     if engine.prefill_heavy:
         signs.append(Sign(Strength.STRONG, line("prefill_heavy", "engine.prompt_tokens_per_s")))
     if bar.reached("request_mix.stream_gap_s", value(engine.itl_max)):
         signs.append(Sign(Strength.FAIR, line("stream_gap", "engine.itl_p99_s", gap_s=value(engine.itl_max) or 0.0)))
-    if engine.structured and not full_core(evidence, bar):
+    if engine.structured and not (full_core(evidence, bar) or masks_on_cpu(evidence, bar)):
         signs.append(Sign(Strength.FAIR, line("structured", "")))
     lengths = (
         ("prompt_ratio", engine.prompt_len),

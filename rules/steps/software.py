@@ -131,9 +131,10 @@ def _by_itself(evidence: Evidence, bar: Bar) -> Finding | None:
     if useful is not None and _works_for_nothing(evidence, useful, bar):
         signs.append(Sign(Strength.FAIR, line("padding", "", pct=100 * useful)))
     each = engine.model_size / group.size if engine.model_size and group.size and group.size > 1 else None
-    if bar.reached("software.size_per_gpu", each) and bar.reached("software.split_util_pct", evidence.util_pct):
+    waits = bar.reached("software.split_util_pct", evidence.util_pct)
+    if bar.reached("software.size_per_gpu", each) and (waits or (evidence.util_pct is None and effect.slow)):
         seen = line("oversplit", "", size=engine.model_size or 0.0, gpus=group.size or 0)
-        signs.append(Sign(Strength.FAIR, seen))
+        signs.append(Sign(Strength.FAIR if waits else Strength.WEAK, seen))
     if _slow_kernels(evidence, effect, bar):
         signs.append(Sign(Strength.WEAK, line("slow_kernels", "gpu.power_w")))
     if evidence.persistence is False and effect.hurts:

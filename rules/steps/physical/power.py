@@ -39,15 +39,17 @@ def power(evidence: Evidence, bar: Bar) -> Finding:
     """R3, R4: a brake, or a lowered cap that binds."""
     known = [gpu for gpu in evidence.gpus if gpu.power is not None or gpu.duty or gpu.clock_ceiling]
     vanished = evidence.host is not None and evidence.host.vanished
-    if not known and evidence.room.supply_w is None and not vanished:
-        return no_data(Cause.POWER, line("no_gpu" if not evidence.gpus else "no_power"))
     effect = effect_of(evidence, bar)
+    if not known and evidence.room.supply_w is None and not vanished:
+        nothing = no_data(Cause.POWER, line("no_gpu" if not evidence.gpus else "no_power"))
+        return _as_told(evidence, effect, bar) or nothing
     return (
         _brake(evidence, known, effect, bar)
         or _cap(evidence, known, effect, bar)
         or _small_supply(evidence, effect)
         or _cap_too_early(evidence, known, effect, bar)
         or _ceiling(evidence, known, effect, bar)
+        or _as_told(evidence, effect, bar)
         or _power_clean(evidence, known, bar)
     )
 
@@ -147,20 +149,54 @@ def _cap_too_early(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effe
 
 
 def _ceiling(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effect, bar: Bar) -> Finding | None:
-    """A lock or a ceiling on the clock, and the clock is down."""
+    """A lock or a ceiling on the clock, and the clock is down; or not the core's, and the memory's, which may be it, is not told."""
     locked = [gpu for gpu in gpus if gpu.clock_ceiling and not is_hot(gpu, bar)]
     low = [gpu for gpu in locked if gpu.sm_clock is None or bar.reached("power.clock_ratio", ratio(gpu.sm_clock))]
-    if not low or not effect.hurts:
+    other = [gpu for gpu in locked if gpu.mem_clock is None and evidence.told and effect.slow_work]
+    bound = low or other
+    if not bound or not effect.hurts:
         return None
     return confirmed(
         Cause.POWER,
-        Strength.STRONG,
-        (line("clock_ceiling", "gpu.sm_clock_mhz"), clock_line(low[0]), draw_line(low[0]), pair_line(evidence)),
+        Strength.STRONG if low else Strength.WEAK,
+        (line("clock_ceiling", "gpu.sm_clock_mhz"), clock_line(bound[0]), draw_line(bound[0]), pair_line(evidence)),
         names_cause(Cause.POWER, effect),
         (fix("reset_clocks", Cost.OPERATIONS_CHEAP),),
         since_ns=evidence.output.since_ns,
-        gpus=tuple(gpu.index for gpu in low),
+        gpus=tuple(gpu.index for gpu in bound),
     )
+
+
+def _as_told(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
+    """Of a loss that is told without its draw and its reasons: a lowered limit, or else a clock that is down on a card at work."""
+    if not evidence.told or not effect.slow:
+        return None
+    silent = [gpu for gpu in evidence.gpus if not gpu.duty and draw_share(gpu) is None and not is_hot(gpu, bar)]
+    capped = [gpu for gpu in silent if _cap_reference(gpu, bar) is not None]
+    slowed = [gpu for gpu in silent if effect.slow_work and _slows_at_work(gpu, bar)]
+    if not capped and not slowed:
+        return None
+    worst = (capped or slowed)[0]
+    limit, default = value(worst.power_limit), worst.power_limit_default
+    seen = line("clock_unreasoned", "gpu.throttle_reasons")
+    if capped:
+        seen = line("cap_share", "gpu.power_limit_w", share_pct=100 * (limit or 0.0) / (default or 1.0))
+    return confirmed(
+        Cause.POWER,
+        Strength.FAIR if capped and slowed else Strength.WEAK,
+        (seen, clock_line(worst), draw_line(worst), temperature_line(worst), pair_line(evidence)),
+        names_cause(Cause.POWER, effect),
+        (fix("raise_cap", Cost.OPERATIONS_CHEAP) if capped else fix("read_reasons", Cost.SOFTWARE_CHEAP),),
+        since_ns=evidence.output.since_ns,
+        gpus=tuple(gpu.index for gpu in capped or slowed),
+    )
+
+
+def _slows_at_work(gpu: GpuEvidence, bar: Bar) -> bool:
+    """The clock is down although the card works and draws what it usually does: neither idleness nor a state it is stuck in."""
+    idle = bar.reached("gpu_fault.awake_pstate", gpu.pstate) or (gpu.util is not None and not gpu.loaded)
+    starved = bar.reached("gpu_fault.stuck_power_ratio", ratio(gpu.power))
+    return bar.reached("power.clock_ratio", ratio(gpu.sm_clock)) and not idle and not starved
 
 
 def _cap_reference(gpu: GpuEvidence, bar: Bar) -> tuple[str, float] | None:

@@ -51,6 +51,27 @@ def test_unknown_keys_and_reasons_are_named_and_nothing_else_is_lost() -> None:
     assert near("tps_rato") == "tps_ratio" and near("banana") is None
 
 
+@pytest.mark.parametrize(
+    ("printed", "meant"),
+    [
+        (["HW Slowdown", "HW Thermal Slowdown"], {"hw_slowdown", "hw_thermal"}),
+        (["SW Power Cap: Active", "HW Power Brake Slowdown : Not Active"], {"sw_power_cap"}),
+        (["clocks_event_reasons.sw_thermal_slowdown", "clocks_throttle_reasons.gpu_idle"], {"sw_thermal"}),
+        ("nvmlClocksEventReasonHwPowerBrakeSlowdown", {"hw_power_brake"}),
+        (["Sync Boost"], set()),
+        (["moon"], None),
+    ],
+    ids=["smi", "smi with its state", "query", "header", "harmless", "not understood: nothing is known"],
+)
+def test_reasons_are_understood_as_tools_print_them(printed: object, meant: object) -> None:
+    assert parse({"flags": printed}).reasons == meant
+
+
+def test_a_key_may_be_written_with_capitals_blanks_and_hyphens() -> None:
+    told = parse({"TPS-ratio": 0.4, " util pct ": 91, "tps_ratio_": 1})
+    assert told.numbers == {"tps_ratio": 0.4, "util_pct": 91.0} and told.unknown == ("tps_ratio_",)
+
+
 def test_a_count_says_that_a_thing_is_so_and_null_says_nothing() -> None:
     told = parse(
         {"cgroup_throttled": 31, "orphan_gpu_pid": 0, "ecc_uncorrectable": True, "util_pct": None, "kv_pct": "N/A"}
