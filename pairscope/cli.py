@@ -30,6 +30,7 @@ from pairscope.cli_host import (
     store_check_command,
     store_init_command,
 )
+from pairscope.cli_migrate import migrate_command
 from pairscope.cli_report import report_command
 from pairscope.cli_sweep import sweep_command
 from pairscope.config import (
@@ -245,6 +246,10 @@ app.command("report", help=say("report.about.command", SPOKEN), epilog=say("repo
 )
 app.command("sweep", help=say("load_sweep.about.command", SPOKEN), epilog=say("load_sweep.about.example", SPOKEN))(
     sweep_command
+)
+
+app.command("migrate", help=say("migrate.about.command", SPOKEN), epilog=say("migrate.about.example", SPOKEN))(
+    migrate_command
 )
 
 

@@ -38,11 +38,11 @@ class Estimate:
         return self.bytes / seconds
 
 
-def estimate(shape: Shape, tokens: int, bytes_per_s: float) -> Estimate:
+def estimate(bytes_per_token: float, tokens: int, bytes_per_s: float) -> Estimate:
     """Of `tokens` tokens of one sequence, at `bytes_per_s` of the link."""
-    return Estimate(shape.bytes_per_token * tokens, bytes_per_s)
+    return Estimate(bytes_per_token * tokens, bytes_per_s)
 
 
-def tokens_within(shape: Shape, seconds: float, bytes_per_s: float) -> int:
+def tokens_within(bytes_per_token: float, seconds: float, bytes_per_s: float) -> int:
     """How many tokens' cache the link carries in so long."""
-    return int(seconds * bytes_per_s / shape.bytes_per_token)
+    return int(seconds * bytes_per_s / bytes_per_token)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core import Engine, Output
 from engine.queue import POLICIES, PRIORITIES
-from engine.request import Finish, Request
+from engine.request import Finish, Request, State
 from engine.scheduler import Batching
 from tests.engine.fakes import FakeClock, ask, expected_output, make, run_out
 
@@ -26,7 +26,8 @@ def prompt_of(family: int, common: int, own: int, mark: int) -> list[int]:
 
 def freed_by(engine: Engine, request: Request) -> int:
     """Blocks that no other request has in its table."""
-    others = {block for r in engine.scheduler.running if r is not request for block in r.blocks}
+    owners = (*engine.scheduler.running, *engine.scheduler.held)
+    others = {block for r in owners if r is not request for block in r.blocks}
     return len(set(request.blocks) - others)
 
 
@@ -106,6 +107,23 @@ class EngineMachine(RuleBasedStateMachine):
         assert host is None or host.num_free == kept + on_host
         assert request.blocks == request.host_blocks == []
 
+    @precondition(lambda self: any(r.state in (State.WAITING, State.RUNNING) for r in self.requests))
+    @rule(data=st.data())
+    def a_request_is_held(self, data: st.DataObject) -> None:
+        alive = [r for r in self.requests if r.state in (State.WAITING, State.RUNNING)]
+        request = data.draw(st.sampled_from(alive))
+        kept = list(request.blocks) if request.state is State.RUNNING else []
+        assert self.engine.hold(request.id) is request
+        assert request.blocks == kept
+
+    @precondition(lambda self: self.engine.scheduler.held)
+    @rule(data=st.data())
+    def a_held_request_goes_on(self, data: st.DataObject) -> None:
+        scheduler = self.engine.scheduler
+        request = data.draw(st.sampled_from(scheduler.held))
+        if not request.blocks or len(scheduler.running) < 5:  # one that comes back with its cache needs a place
+            assert self.engine.resume(request.id)
+
     @invariant()
     def blocks_are_conserved_and_statistics_say_what_is(self) -> None:
         if not hasattr(self, "engine"):
@@ -116,8 +134,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.beat()
         occupancy = self.engine.stats.occupancy
         assert 0.0 <= occupancy.kv_fragmentation_pct < 100.0
-        assert occupancy.slots_unused == sum(4 * len(r.blocks) - r.num_computed for r in scheduler.running)
-        assert occupancy.blocks_taken == len({block for r in scheduler.running for block in r.blocks})
+        owners = (*scheduler.running, *scheduler.held)
+        assert occupancy.slots_unused == sum(4 * len(r.blocks) - r.num_computed for r in owners)
+        assert occupancy.blocks_taken == len({block for r in owners for block in r.blocks})
         assert occupancy.blocks_taken + scheduler.pool.num_free == BLOCKS
         assert occupancy.blocks_cached <= scheduler.pool.num_free
         assert occupancy.free_run <= scheduler.pool.num_free
@@ -127,6 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for request in self.requests:
             request.paced = False
+            self.engine.resume(request.id)
         self.note(run_out(self.engine))
         scheduler = self.engine.scheduler
         assert scheduler.pool.num_free == BLOCKS

@@ -490,7 +490,7 @@ def test_the_calculator_contradicts_120_ms_for_4096_tokens_of_a_13b_over_ten_gig
     # Llama 2 13B: 40 layers, 40 heads of 128, no grouped queries; Qwen2 7B: 28 layers, 4 KV heads of 128
     llama, qwen, link = Shape(40, 40, 128), Shape(28, 4, 128), 10e9 / 8
     assert llama.bytes_per_token == 819_200
-    assert round(estimate(llama, 4096, link).seconds, 2) == 2.68
-    assert tokens_within(llama, 0.12, link) == 183
-    assert round(estimate(llama, 4096, link).rate_within(0.12) * 8 / 1e9) == 224
-    assert round(estimate(qwen, 4096, link).seconds, 3) == 0.188
+    assert round(estimate(llama.bytes_per_token, 4096, link).seconds, 2) == 2.68
+    assert tokens_within(llama.bytes_per_token, 0.12, link) == 183
+    assert round(estimate(llama.bytes_per_token, 4096, link).rate_within(0.12) * 8 / 1e9) == 224
+    assert round(estimate(qwen.bytes_per_token, 4096, link).seconds, 3) == 0.188
