@@ -11,7 +11,7 @@ from engine.accounting import ModelCost
 from engine.request import Finish, Request, State
 from engine.scheduler import Blocked, Row, Scheduler, StepPlan
 from engine.stages import Seconds, Stage
-from engine.stats import EngineStats, Occupancy, StepRecord
+from engine.stats import EngineStats, Occupancy, StepRecord, phase_of
 from engine.steplog import StepLog
 
 
@@ -237,7 +237,8 @@ class Engine:
         now = self._clock()
         with self.stats.lock:
             work = self._cost.of(plan.rows)
-            self.stats.record_step(StepRecord(now, result.seconds, plan.num_tokens, work, bool(result.tokens)))
+            phase = phase_of(plan.rows)
+            self.stats.record_step(StepRecord(now, result.seconds, plan.num_tokens, work, bool(result.tokens), phase))
             for row in plan.rows:
                 self._count_prompt(row)
                 self.scheduler.computed(row)
@@ -277,6 +278,7 @@ class Engine:
 
     def _time_token(self, request: Request, now: float) -> None:
         if request.last_token_s is None:
+            request.first_token_s = now
             self.stats.time_to_first_token.observe(now - request.arrived_s)
         else:
             self.stats.inter_token_latency.observe(now - request.last_token_s)
@@ -319,7 +321,14 @@ class Engine:
                 counters.requests_finished_total += 1
                 self.stats.request_latency.observe(now - request.arrived_s)
                 self.stats.output_length.observe(request.num_output)
+                self._time_per_output_token(request)
         return Output(request, text, tokens, finish, error)
+
+    def _time_per_output_token(self, request: Request) -> None:
+        """The mean of one answer: its time after the first token, by the tokens that came in it."""
+        if request.first_token_s is not None and request.last_token_s is not None and request.num_output > 1:
+            seconds = request.last_token_s - request.first_token_s
+            self.stats.time_per_output_token.observe(seconds / (request.num_output - 1))
 
     def _out_of_memory(self, plan: StepPlan, reason: str) -> list[Output]:
         """Give up the requests of this step, so that the others can go on."""

@@ -15,6 +15,7 @@ from telemetry.catalogue import ENGINE
 
 HISTOGRAMS = {
     "time_to_first_token_seconds": "from arrival to the first token, in the engine",
+    "time_per_output_token_seconds": "from the first token to the last, by the tokens after the first, of finished requests",
     "inter_token_latency_seconds": "between one token and the next of a request, in the engine",
     "request_latency_seconds": "from arrival to the last token of finished requests",
     "queue_time_seconds": "from arrival to the first step that computes the request",
@@ -87,6 +88,8 @@ class EngineMetrics:
             "tokens_per_step": last.tokens_per_step if last else None,
             "mfu_pct": last.mfu_pct if last else None,
             "mbu_pct": last.mbu_pct if last else None,
+            "mfu_prefill_pct": last.mfu_prefill_pct if last else None,
+            "mbu_decode_pct": last.mbu_decode_pct if last else None,
             "prompt_len_max": prompt_len_max(stats, self._now_s),
             "stats_age_s": max(0.0, self._now_s - stats.beat_s),
         }

@@ -23,7 +23,9 @@ def measure_peaks(kernel: Kernel, dtype: torch.dtype, device: torch.device, budg
     product = kernel(square, None)
     flops_per_s = 2 * side**3 / _best_s(lambda: product(square), device, budget_s / 3)
 
-    numbers = (1 << 26 if device.type == "cpu" else 1 << 30) // dtype.itemsize * 2
+    # larger than any cache, and not more than an eighth of what the KV cache has left of a device
+    held = 1 << 27 if device.type == "cpu" else min(1 << 31, torch.cuda.mem_get_info(device)[0] // 8)
+    numbers = held // dtype.itemsize
     large = torch.ones(numbers // 2048, 2048, dtype=dtype, device=device)
     size = large.numel() * large.element_size()
     read_s = _best_s(large.sum, device, budget_s / 3)

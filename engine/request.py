@@ -60,6 +60,7 @@ class Request:
         "finish",
         "finished_s",
         "first_scheduled_s",
+        "first_token_s",
         "host_blocks",
         "id",
         "last_token_s",
@@ -110,6 +111,7 @@ class Request:
         self.num_delivered = 0  # written by the server as the client takes tokens
         self.arrived_s = arrived_s
         self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.finished_s: float | None = None
         self.paused_since_s: float | None = None

@@ -30,6 +30,11 @@ class Row:
         return self.start + self.count
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is the one token that was chosen last; else it is part of a prompt, or is computed again."""
+        return self.count == 1 and self.context > self.request.prompt
+
+    @property
     def samples(self) -> bool:
         """Whether the step ends at the request's last token, so that a next one can be chosen."""
         return self.context == self.request.num_tokens

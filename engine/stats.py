@@ -7,8 +7,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from engine.accounting import Peaks, Work, utilisation
+from engine.scheduler import Row
 from engine.stages import Seconds
 
 _FINE = (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)
@@ -109,6 +111,19 @@ class Occupancy:
         return 100.0 * self.slots_unused / allocated if allocated else 0.0
 
 
+class Phase(Enum):
+    """What a step computes. Prefill is bound by operations and decode by bytes, so each is judged by itself."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+def phase_of(rows: Sequence[Row]) -> Phase:
+    decoding = sum(row.decodes for row in rows)
+    return Phase.DECODE if decoding == len(rows) else Phase.MIXED if decoding else Phase.PREFILL
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     at_s: float  # monotonic, at its end
@@ -116,6 +131,7 @@ class StepRecord:
     tokens: int
     work: Work
     waited: bool = True  # whether its end was waited for: a device may still be at work on it
+    phase: Phase = Phase.MIXED
 
 
 @dataclass(slots=True)
@@ -132,6 +148,7 @@ class EngineStats:
     stage_seconds: list[float] | None = None  # by Stage since the start; None: not timed
     prompt_lengths: deque[tuple[float, int]] = field(default_factory=deque)
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    time_per_output_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     inter_token_latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     request_latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     queue_time: Histogram = field(default_factory=lambda: Histogram(SECONDS))
@@ -175,8 +192,10 @@ class Recent:
 
     step_mean_s: float
     tokens_per_step: float
-    mfu_pct: float
-    mbu_pct: float
+    mfu_pct: float | None  # unknown while no step's end was waited for
+    mbu_pct: float | None
+    mfu_prefill_pct: float | None  # of the steps that only compute prompts
+    mbu_decode_pct: float | None  # of the steps that only decode
 
 
 def recent(stats: EngineStats, now_s: float) -> Recent | None:
@@ -185,13 +204,26 @@ def recent(stats: EngineStats, now_s: float) -> Recent | None:
     seconds = sum(step.seconds for step in steps)
     if not steps or seconds <= 0:
         return None
-    work = Work(sum(step.work.flops for step in steps), sum(step.work.bytes for step in steps))
-    mfu_pct, mbu_pct = utilisation(work, seconds, stats.peaks)
+    whole = _utilisation(steps, stats.peaks)
+    prefill = _utilisation([step for step in steps if step.phase is Phase.PREFILL], stats.peaks)
+    decode = _utilisation([step for step in steps if step.phase is Phase.DECODE], stats.peaks)
     return Recent(
         step_mean_s=seconds / len(steps),
         tokens_per_step=sum(step.tokens for step in steps) / len(steps),
-        mfu_pct=mfu_pct,
-        mbu_pct=mbu_pct,
+        mfu_pct=whole[0] if whole else None,
+        mbu_pct=whole[1] if whole else None,
+        mfu_prefill_pct=prefill[0] if prefill else None,
+        mbu_decode_pct=decode[1] if decode else None,
+    )
+
+
+def _utilisation(steps: Sequence[StepRecord], peaks: Peaks) -> tuple[float, float] | None:
+    """MFU and MBU in %; None when the time isn't known: without steps, or where nobody has waited for their end."""
+    seconds = sum(step.seconds for step in steps)
+    if seconds <= 0 or not any(step.waited for step in steps):
+        return None
+    return utilisation(
+        Work(sum(step.work.flops for step in steps), sum(step.work.bytes for step in steps)), seconds, peaks
     )
 
 

@@ -70,7 +70,7 @@ class StepLog:
         self, plan: StepPlan, time_ns: int, seconds: float | None, waiting: int, free: int, stages: Seconds | None
     ) -> None:
         """A step of this plan has ended."""
-        decode = sum(row.count == 1 and row.context > row.request.prompt for row in plan.rows)
+        decode = sum(row.decodes for row in plan.rows)
         with self._lock:
             self._steps.append(
                 LoggedStep(

@@ -307,6 +307,8 @@ ENGINE = _measurement(
         context_mean | context length mean | 上下文长度均值
         mfu_pct | model FLOPs utilisation | 模型算力利用率
         mbu_pct | model bandwidth utilisation | 模型带宽利用率
+        mfu_prefill_pct | model FLOPs utilisation in prefill | prefill 阶段模型算力利用率
+        mbu_decode_pct | model bandwidth utilisation in decode | decode 阶段模型带宽利用率
         stats_age_s | age of the statistics | 统计数据年龄
         uptime_s | uptime | 运行时长
         probe_s | probe latency | 探测延迟

@@ -13,7 +13,17 @@ from engine.modelconfig import ModelConfig
 from engine.request import Request, Sampling
 from engine.rope import RopeScaling
 from engine.scheduler import Row
-from engine.stats import WINDOW_S, EngineStats, Histogram, Occupancy, StepRecord, prompt_len_max, recent
+from engine.stats import (
+    WINDOW_S,
+    EngineStats,
+    Histogram,
+    Occupancy,
+    Phase,
+    StepRecord,
+    phase_of,
+    prompt_len_max,
+    recent,
+)
 from engine.threads import TRY_EVERY, ThreadChooser, usable_cores
 
 
@@ -160,6 +170,47 @@ def test_utilisation_is_over_the_time_inside_recent_steps_and_unknown_without_an
     assert later is not None
     assert later.tokens_per_step == 1.0
     assert recent(stats, 9.0 + WINDOW_S + 1) is None
+
+
+def test_prefill_is_judged_by_its_operations_and_decode_by_its_bytes_each_by_its_own_steps() -> None:
+    stats = EngineStats(started_s=0.0, peaks=Peaks(1000.0, 100.0))
+    stats.record_step(StepRecord(1.0, 0.5, 90, Work(300, 7), phase=Phase.PREFILL))
+    stats.record_step(StepRecord(1.5, 0.25, 1, Work(11, 20), phase=Phase.DECODE))
+    alone = recent(stats, 2.0)
+    stats.record_step(StepRecord(2.0, 0.25, 60, Work(200, 24), phase=Phase.MIXED))
+    now = recent(stats, 2.0)
+    assert alone is not None and now is not None
+    for found in (alone, now):
+        assert found.mfu_prefill_pct == pytest.approx(100 * 300 / (0.5 * 1000))
+        assert found.mbu_decode_pct == pytest.approx(100 * 20 / (0.25 * 100))
+    assert now.mfu_pct == pytest.approx(100 * 511 / (1.0 * 1000))
+    assert now.mbu_pct == pytest.approx(100 * 51 / (1.0 * 100))
+
+
+def test_utilisation_is_unknown_where_a_phase_had_no_step_or_nobody_waited_for_one() -> None:
+    stats = EngineStats(started_s=0.0, peaks=Peaks(1000.0, 100.0))
+    stats.record_step(StepRecord(1.0, 0.01, 90, Work(300, 7), waited=False, phase=Phase.PREFILL))
+    now = recent(stats, 2.0)
+    assert now is not None
+    assert (now.mfu_pct, now.mbu_pct, now.mfu_prefill_pct, now.mbu_decode_pct) == (None,) * 4
+    stats.record_step(StepRecord(1.5, 0.49, 10, Work(30, 7), phase=Phase.PREFILL))  # it has waited for both
+    now = recent(stats, 2.0)
+    assert now is not None
+    assert now.mfu_pct == now.mfu_prefill_pct == pytest.approx(100 * 330 / (0.5 * 1000))
+    assert now.mbu_decode_pct is None
+
+
+def test_a_step_is_decode_only_when_each_row_brings_the_token_that_was_chosen_last() -> None:
+    def part(prompt: int, output: int, start: int, count: int) -> Row:
+        request = Request("r", [1] * prompt, Sampling(), 0.0)
+        request.tokens += [2] * output
+        return Row(request, start, count)
+
+    decoding, prompt, one_token_prompt = part(4, 2, 5, 1), part(9, 0, 4, 3), part(5, 0, 4, 1)
+    again = part(4, 3, 2, 5)
+    assert phase_of([decoding, decoding]) is Phase.DECODE
+    assert phase_of([prompt, one_token_prompt, again]) is Phase.PREFILL
+    assert phase_of([decoding, one_token_prompt]) is Phase.MIXED
 
 
 def test_a_step_faster_than_the_probe_raises_the_peak_so_that_utilisation_stays_a_share() -> None:

@@ -45,6 +45,7 @@ PAIRSCOPE = Dialect(
     histograms={
         "ttft": ("pairscope_time_to_first_token_seconds",),
         "itl": ("pairscope_inter_token_latency_seconds",),
+        "tpot": ("pairscope_time_per_output_token_seconds",),
         "e2e": ("pairscope_request_latency_seconds",),
         "queue": ("pairscope_queue_time_seconds",),
         "step": ("pairscope_step_time_seconds",),
