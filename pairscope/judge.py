@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from pairscope.selection import open_for_reading
+from rules.clocks import Clocks
 from rules.present import MARKS, present_all
 from rules.service import TriageSettings
 from rules.triage import JudgeSettings, judge
@@ -90,6 +91,10 @@ def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) ->
     try:
         start_ns = end_ns - (FLEET_HISTORY_NS if node is None else NODE_HISTORY_NS)
         samples = _read(store, start_ns, end_ns, {"node": node} if node else None)
+        ahead = _ahead(store, end_ns, node) if at_ns is None else {}
+        for name, offset in ahead.items():
+            samples = [sample for sample in samples if sample.tags.get("node") != name]
+            samples += _read(store, start_ns + offset, end_ns + offset, {"node": name})
         if not samples:
             where = public_url(settings.store_url)
             known = sorted({tags["node"] for tags in store.series("host", since_ns=start_ns)})
@@ -102,7 +107,15 @@ def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) ->
     finally:
         store.close()
     with working(say("pairscope.judge.judging", settings.language, count=len(samples))):
-        return judge(samples, end_ns, JudgeSettings(preset=settings.priors))
+        return judge(samples, end_ns, JudgeSettings(preset=settings.priors), ahead or None)
+
+
+def _ahead(store: Store, now_ns: int, node: str | None) -> dict[str, int]:
+    """Nanoseconds by which nodes send from the future; that one is behind can't be told from its silence at a glance."""
+    clocks = Clocks()
+    newest = store.latest("host", since_ns=now_ns, where={"node": node} if node else None)
+    clocks.look({sample.tags["node"]: sample.time_ns for sample in newest if sample.tags.get("node")}, now_ns)
+    return clocks.offsets
 
 
 def _read(store: Store, start_ns: int, end_ns: int, where: Where | None) -> list[Sample]:

@@ -332,6 +332,7 @@ class Evidence:
     impossible: tuple[str, ...] = ()  # readings that can't be true
     events: tuple[Event, ...] = ()  # of this node, oldest first, within the last hour
     silent_s: float = 0.0  # since the newest sample of the node
+    clock_off_s: float | None = None  # its samples are stamped so far ahead of everybody's, below zero behind
 
     @property
     def told(self) -> bool:

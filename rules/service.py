@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rules.alerts import AlertMachine, AlertSettings, alert_sample
+from rules.clocks import Clocks, set_right
 from rules.memory import PairMemory
 from rules.notification import Voice, messages_of, summary_text
 from rules.observation.reader import BACK_S
@@ -44,6 +45,8 @@ UNWRITTEN_SAMPLES = 5000
 BASELINE_EVERY_S = 60.0
 FORGET_BASELINE_S = 30 * 86_400.0
 CLOCK_STEP_S = 30.0
+CLOCKS_EVERY_S = 20.0
+CLOCKS_BACK_S = 86_400.0  # a clock that is further behind is not found
 BASELINE, ALERTS, OUTBOX = "baseline.json", "alerts.json", "outbox"
 
 
@@ -137,6 +140,8 @@ class Service:
         self._last_s: float | None = None
         self._saved_s = 0.0
         self._nodes: set[str] = set()
+        self._clocks = Clocks()
+        self._looked_ns = 0  # at clocks
         self._part_ns = FIRST_PART_NS  # of time is read at once
         self._record = VerdictRecord()
         self._unwritten: list[Sample] = []
@@ -187,16 +192,50 @@ class Service:
             self._cursor_ns = None
         back_s = BACK_S if self._cursor_ns is None else OVERLAP_S  # the window needs its few minutes back
         start_ns = (self._cursor_ns or at_ns) - int(back_s * SECOND)
-        for fresh in self._parts(start_ns, at_ns + 1):
+        found = self._look_at_clocks(at_ns)
+        off = self._clocks.offsets
+        for part in self._parts(start_ns, at_ns + 1):
+            fresh = [sample for sample in part if sample.tags.get("node") not in off]
             new = {sample.tags.get("node", "") for sample in fresh} - self._nodes
             unlearned = [node for node in sorted(new) if not self._is_known(node)]
             if unlearned:
                 self._learn_past(unlearned, fresh[0].time_ns, at_ns)
             self.triage.add(fresh)
             self._nodes |= new
+        for node, offset in off.items():
+            since_ns = at_ns - int(BACK_S * SECOND) if node in found else start_ns
+            for part in self._parts(since_ns + offset, at_ns + 1 + offset, [node]):
+                self.triage.add(set_right(part, off))
         if self._cursor_ns is None:
             self.triage.add(self._events(at_ns - 3600 * SECOND, start_ns))
         self._cursor_ns = at_ns
+
+    def _look_at_clocks(self, at_ns: int) -> set[str]:
+        """Look for nodes that send with other times than this host's; those that were not known before."""
+        if 0 <= at_ns - self._looked_ns < CLOCKS_EVERY_S * SECOND:
+            return set()
+        self._looked_ns = at_ns
+        known = dict(self._clocks.offsets)
+        newest: dict[str, int] = {}
+        for sample in self.store.latest("host", since_ns=at_ns - int(CLOCKS_BACK_S * SECOND)):
+            node = sample.tags.get("node", "")
+            newest[node] = max(newest.get(node, sample.time_ns), sample.time_ns)
+        self._clocks.look(newest, at_ns)
+        self.triage.clocks = off = self._clocks.offsets
+        found = {node for node, offset in off.items() if known.get(node) != offset}
+        for node in sorted(found):
+            side = "ahead of" if off[node] > 0 else "behind"
+            log.warning(
+                "the clock of node %s is %.0f s %s this host's; set it right (chrony or NTP)",
+                printable(node),
+                abs(off[node]) / SECOND,
+                side,
+            )
+        if len(found) > 1 and len(found) == len(newest):
+            log.warning(
+                "the clocks of all %d nodes differ from this host's: it is likely this one that is off", len(found)
+            )
+        return found
 
     def _parts(self, start_ns: int, end_ns: int, nodes: Sequence[str] = ()) -> Iterator[list[Sample]]:
         """What the window keeps of this time, in parts of some thousand samples, oldest first."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from rules.clocks import offsets_of, set_right
 from rules.evidence import Evidence, OutputEvidence, PeerEvidence
 from rules.expected import Point
 from rules.finding import Effect, Finding, effect_of, line, no_data, summary
@@ -61,6 +62,8 @@ class Triage:
         self.memories: dict[str, PairMemory] = {}
         self.last: dict[str, Evidence] = {}
         """What the last evaluation saw, by pair."""
+        self.clocks: Mapping[str, int] = {}
+        """Nanoseconds by which clocks of nodes are off; their samples are set right before they are added."""
         self._trimmed_ns = 0
         self._failed: set[str] = set()
 
@@ -118,6 +121,7 @@ class Triage:
             fleet.peers_of(pair),
             fleet.other_inlet(pair),
             fleet.neighbour_temps(pair.node),
+            self.clocks[pair.node] / SECOND if pair.node in self.clocks else None,
         )
         self.last[pair.key] = evidence
         findings = {step: examine(evidence, bar) for step, examine in WALK.items()}
@@ -371,27 +375,40 @@ class _Fleet:
 
 
 def judge(
-    samples: Iterable[Sample], at_ns: int | None = None, settings: JudgeSettings | None = None
+    samples: Iterable[Sample],
+    at_ns: int | None = None,
+    settings: JudgeSettings | None = None,
+    clocks: Mapping[str, int] | None = None,
 ) -> list[Diagnosis]:
     """The judgement of every pair of a recording at `at_ns` (default: its newest sample).
 
     Samples may come in any order. The recording is walked as if it were live, so that what is usual is learned from what came
     before; with less than about two minutes before the moment, pairs are still warming and only hard faults are named.
+
+    `clocks` holds by how many nanoseconds the clocks of nodes are off (default: as the recording shows, see `rules.clocks`).
     """
-    last = deque(walk(samples, at_ns, settings), maxlen=1)
+    last = deque(walk(samples, at_ns, settings, clocks), maxlen=1)
     return last[0][1] if last else []
 
 
 def walk(
-    samples: Iterable[Sample], at_ns: int | None = None, settings: JudgeSettings | None = None
+    samples: Iterable[Sample],
+    at_ns: int | None = None,
+    settings: JudgeSettings | None = None,
+    clocks: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[Triage, list[Diagnosis]]]:
     """As `judge`, moment by moment up to the last: the triage, whose `last` holds what it saw, and its judgement of every pair."""
     settings = settings or JudgeSettings()
-    ordered = sorted((s for s in samples if at_ns is None or s.time_ns <= at_ns), key=lambda s: s.time_ns)
+    if clocks is None:
+        samples = list(samples)
+        clocks = offsets_of(samples)
+    right = set_right(samples, clocks) if clocks else samples
+    ordered = sorted((s for s in right if at_ns is None or s.time_ns <= at_ns), key=lambda s: s.time_ns)
     if not ordered:
         return
     end_ns = at_ns if at_ns is not None else ordered[-1].time_ns
     triage = Triage(settings)
+    triage.clocks = clocks
     step_ns = int(settings.step_s * SECOND)
     start_ns = max(ordered[0].time_ns, end_ns - int(settings.history_s * SECOND))
     moment = end_ns - (end_ns - start_ns) // step_ns * step_ns

@@ -115,7 +115,7 @@ def report_of(
     """Walk the samples as triage does and tell what stood. `tell` hears how far the walk is, in wall ns."""
     first_ns = source.samples[0].time_ns
     judged = JudgeSettings(preset=preset, step_s=step_s, history_s=(source.end_ns - first_ns) / SECOND + 1)
-    courses = follow(walk(source.samples, source.end_ns, judged), tell)
+    courses = follow(walk(source.samples, source.end_ns, judged, source.clocks), tell)
     incidents = incidents_of(courses.values(), source.from_ns, source.end_ns)
     struck = {id(entry.course) for incident in incidents for entry in incident.struck}
     return Report(

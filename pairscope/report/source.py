@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from pairscope.judge import JUDGED, announce, working
 from pairscope.selection import open_for_reading
+from rules.clocks import offsets_of, set_right
 from rules.verdict import from_sample
 from telemetry import lineprotocol
 from telemetry.messages import say
@@ -34,6 +35,9 @@ class Source:
     bad_lines: int = 0
     file: str = ""  # what was read, for a command that reads it again; either of the two
     store: str = ""  # without secrets
+    clocks: Mapping[str, int] | None = (
+        None  # nanoseconds by which clocks were off, set right already; None: not looked for
+    )
 
 
 def of_recording(
@@ -57,15 +61,16 @@ def of_recording(
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
-    samples = sorted((s for s in samples if at_ns is None or s.time_ns <= at_ns), key=lambda sample: sample.time_ns)
+    clocks = offsets_of(samples)
+    right = set_right(samples, clocks)
+    samples = sorted((s for s in right if at_ns is None or s.time_ns <= at_ns), key=lambda sample: sample.time_ns)
     if not samples:
         raise StoreError(say("pairscope.judge.no_samples", language, where=path))
     end_ns = samples[-1].time_ns if at_ns is None else at_ns
     if last_ns is not None:
         since_ns = max(end_ns - last_ns, samples[0].time_ns)
-    return Source(
-        path.name, tuple(samples), since_ns or samples[0].time_ns, end_ns, recording.bad_lines, file=str(path)
-    )
+    from_ns = since_ns or samples[0].time_ns
+    return Source(path.name, tuple(samples), from_ns, end_ns, recording.bad_lines, file=str(path), clocks=clocks)
 
 
 def of_store(url: str, since_ns: int | None, end_ns: int, nodes: Sequence[str], language: str) -> Source:

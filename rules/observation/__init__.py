@@ -22,6 +22,7 @@ def observe(
     peers: PeerEvidence,
     other_inlet: float | None,
     neighbour_temps: Mapping[str, float],
+    clock_off_s: float | None = None,
 ) -> Evidence:
     """Everything that is known of the pair at the reader's moment."""
     hosts = window.devices(pair.node, "host")
@@ -39,4 +40,5 @@ def observe(
         peers=peers,
         events=tuple(window.events_of(pair.node, reader.start(3600), reader.at_ns)),
         silent_s=(reader.at_ns - last) / SECOND if last else math.inf,
+        clock_off_s=clock_off_s,
     )

@@ -95,7 +95,27 @@ def _blind_engine(evidence: Evidence, bar: Bar) -> Finding | None:
     return None
 
 
+def _clock_apart(evidence: Evidence) -> Finding | None:
+    """Its samples are stamped far from everybody's; what it says of itself is judged by its own newest ones."""
+    off_s = evidence.clock_off_s
+    if off_s is None:
+        return None
+    key = "clock_ahead" if off_s > 0 else "clock_behind"
+    return confirmed(
+        Cause.TELEMETRY,
+        Strength.STRONG,
+        (line(key, "host.clock_offset_s", by_s=abs(off_s)), line("own_time", "")),
+        summary(key, node=evidence.node, by_s=abs(off_s)),
+        (fix("sync_clock", Cost.OPERATIONS_CHEAP),),
+        scope="node",
+        alone=True,
+    )
+
+
 def _clock(evidence: Evidence, bar: Bar) -> Finding:
+    apart = _clock_apart(evidence)
+    if apart is not None:
+        return apart
     offset = value(evidence.host.clock_offset) if evidence.host else None
     if offset is not None and bar.reached("telemetry.clock_offset_s", abs(offset)):
         return confirmed(
