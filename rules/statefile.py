@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -12,13 +13,23 @@ log = logging.getLogger(__name__)
 
 def write_state(path: Path, state: object) -> None:
     """Replace `path` with the JSON of `state`, atomically and durably. OSError when the place can't be written."""
+    write_text(path, json.dumps(state, ensure_ascii=False, separators=(",", ":")))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path`, atomically and durably. OSError when it can't be written, as on a full disk: then nothing is left beside it."""
     beside = path.with_name(path.name + ".new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(state, file, ensure_ascii=False, separators=(",", ":"))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

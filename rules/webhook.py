@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import random
 import threading
 import time
@@ -22,14 +21,17 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rules.statefile import sync_folder
+from rules.statefile import sync_folder, write_text
+from telemetry.deadline import Deadline
+from telemetry.deadline import transport as timed
 from telemetry.messages import say
 
 log = logging.getLogger(__name__)
 
 RETRIED = frozenset((408, 425, 429))  # and every 5xx
 KEPT = 1000
-"""Messages in the outbox; beyond this the oldest is put among the dead: a receiver that is down for weeks fills no disk."""
+"""Messages in the outbox; beyond this the oldest is put among the dead, of whom as many are kept: a receiver that is down for
+weeks fills no disk."""
 
 
 class WebhookError(ValueError):
@@ -69,15 +71,7 @@ class Outbox:
         if any(path.name.endswith(f"-{message.key}.json") for path in waiting):
             return
         self._number += 1
-        path = self.folder / f"{self._number:012d}-{message.key}.json"
-        beside = path.with_suffix(".new")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(message.body)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        sync_folder(self.folder)
+        write_text(self.folder / f"{self._number:012d}-{message.key}.json", message.body)
         for oldest in waiting[: max(0, len(waiting) + 1 - KEPT)]:
             self.bury(oldest, "the outbox is full")
         self.filled.set()
@@ -96,6 +90,8 @@ class Outbox:
         """Keep a message that nobody takes, out of the way, and say so."""
         log.error("webhook: message %s is given up (%s); kept in %s", path.name, why, self.dead)
         path.replace(self.dead / path.name)
+        for oldest in sorted(self.dead.glob("*.json"))[:-KEPT]:
+            oldest.unlink(missing_ok=True)
 
 
 def _number(path: Path) -> int:
@@ -148,6 +144,9 @@ class Sender(threading.Thread):
         self._backoff_s = backoff_s
         self._now_s = now_s
         self._stopping = threading.Event()
+        self.failures = 0  # in a row
+        self._deadline = Deadline(timeout_s)  # of a whole attempt: a receiver that drips its answer holds nobody up
+        transport = transport or timed(self._deadline, httpx.Limits(max_connections=1, max_keepalive_connections=1))
         self._client = httpx.Client(timeout=timeout_s, follow_redirects=False, transport=transport, trust_env=False)
         for noisy in ("httpx", "httpcore"):  # they log whole URLs
             logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -160,7 +159,6 @@ class Sender(threading.Thread):
             self.join(timeout_s)
 
     def run(self) -> None:
-        failures = 0
         while not self._stopping.is_set():
             waiting = self._outbox.waiting()
             if not waiting:
@@ -168,10 +166,10 @@ class Sender(threading.Thread):
                 self._outbox.filled.clear()
                 continue
             try:
-                wait_s = self._deliver(waiting[0], failures)
+                wait_s = self._deliver(waiting[0], self.failures)
             except OSError as error:  # the outbox's own disk
-                wait_s = self._retry(f"outbox: {error.strerror}", failures, None)
-            failures = failures + 1 if wait_s is not None else 0
+                wait_s = self._retry(f"outbox: {error.strerror}", self.failures, None)
+            self.failures = self.failures + 1 if wait_s is not None else 0
             if wait_s is not None:
                 self._stopping.wait(wait_s)
 
@@ -186,6 +184,7 @@ class Sender(threading.Thread):
         if self._secret:
             headers["X-PairScope-Signature"] = signature(self._secret, message.body, int(self._now_s()))
         try:
+            self._deadline.begin()
             request = self._client.build_request("POST", self._url, content=message.body.encode(), headers=headers)
             response = self._client.send(request, stream=True)  # the status is all that is asked for
             response.close()
@@ -196,7 +195,8 @@ class Sender(threading.Thread):
             return None
         if response.status_code in RETRIED or response.status_code >= 500:
             return self._retry(f"status {response.status_code}", failures, response.headers.get("Retry-After"))
-        self._outbox.bury(path, f"{self.place} answered {response.status_code}")
+        moved = "; a redirect is not followed, so name its end as webhook_url" if response.is_redirect else ""
+        self._outbox.bury(path, f"{self.place} answered {response.status_code}{moved}")
         return None
 
     def _retry(self, why: str, failures: int, after: str | None) -> float:

@@ -11,8 +11,8 @@ from enum import StrEnum
 
 import httpx
 
-from agent.deadline import Deadline, transport
 from agent.exposition import Exposition, Reader, TooLarge, Unreadable, inflate
+from telemetry.deadline import Deadline, transport
 from telemetry.lineprotocol import printable
 
 CONNECT_TIMEOUT_S = 0.5

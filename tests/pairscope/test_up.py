@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from pairscope.parts import PartSpec
-from pairscope.up import CannotStart, Plan, run
+from pairscope.up import CannotStart, Plan, claim, run
 from tests.pairscope.command_line import pairscope
 from tests.processes import has_ended
 
@@ -151,3 +151,15 @@ def test_a_port_that_does_not_say_of_what_is_refused_with_the_options_that_do() 
     refused = pairscope("up", "--port", "8000")
     assert refused.exit_code == 2 and "--dashboard-port" in refused.stderr and refused.stderr.count("\n") == 1
     assert "--port " not in pairscope("up", "--help").stdout
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_two_triage_services_never_share_a_state_folder(tmp_path: Path, language: str) -> None:
+    held = claim(tmp_path, "triage.lock", "triage.already_running", "en")
+    arguments = ["triage", "--serve", "--state-dir", str(tmp_path), "--store", f"sqlite://{tmp_path}/x.db"]
+    refused = pairscope(*arguments, "--lang", language)
+    os.close(held)
+    assert refused.exit_code == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert str(tmp_path) in line and "--state-dir" in line and ("诊断服务" in line) is (language == "zh")
+    assert not (tmp_path / "x.db").exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import logging
+import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +20,7 @@ import pytest
 
 from rules.alerts import AlertMachine
 from rules.notification import Voice, messages_of
+from rules.statefile import read_state, write_state
 from rules.webhook import Message, Outbox, Sender, WebhookError, place_of, retry_after_s
 from tests.rules.test_alerts import BAD, GOOD, Run
 
@@ -96,6 +100,58 @@ def test_a_message_survives_the_process_and_a_second_outbox_delivers_it(tmp_path
     running.stop(60)
     assert [json.loads(body)["n"] for body in sink.taken()] == [1, 2]
     assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_full_disk_leaves_no_half_message_and_no_half_state(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    write_state(tmp_path / "alerts.json", {"alerts": "old"})
+    size = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, size[1]))
+    try:
+        for number in range(3):
+            with pytest.raises(OSError, match="too large"):
+                outbox.put(Message(f"k{number}", "x" * 5000))
+        with pytest.raises(OSError, match="too large"):
+            write_state(tmp_path / "alerts.json", {"alerts": "y" * 5000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, size)
+    assert {path.name for path in tmp_path.iterdir()} == {"dead", "alerts.json"}
+    assert read_state(tmp_path / "alerts.json") == {"alerts": "old"}
+
+
+def test_a_receiver_that_drips_its_headers_holds_the_sender_no_longer_than_its_deadline(tmp_path: Path) -> None:
+    drips, ended = threading.Event(), threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        taken, _ = listener.accept()
+        drips.set()
+        with contextlib.suppress(OSError):
+            taken.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            while not ended.wait(0.05):
+                taken.sendall(b"a")
+        taken.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drip, args=(listener,), daemon=True).start()
+        outbox = Outbox(tmp_path)
+        outbox.put(Message("k", "{}"))
+        running = Sender(
+            outbox, f"http://127.0.0.1:{listener.getsockname()[1]}/x", timeout_s=1.0, backoff_s=(60.0, 60.0)
+        )
+        running.start()
+        until(drips.is_set)
+        until(lambda: running.failures > 0, 60)
+        assert len(outbox.waiting()) == 1
+        ended.set()
+        running.stop(60)
+
+
+def test_the_dead_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rules.webhook.KEPT", 3)
+    outbox = Outbox(tmp_path)
+    for i in range(12):
+        outbox.put(Message(f"k{i}", "{}"))
+    assert sorted(path.stem.partition("-")[2] for path in outbox.dead.iterdir()) == ["k6", "k7", "k8"]
 
 
 def test_the_same_message_twice_waits_once(tmp_path: Path) -> None:

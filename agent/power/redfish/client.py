@@ -16,12 +16,12 @@ from typing import Any
 
 import httpx
 
-from agent.deadline import Deadline, transport
 from agent.exposition import TooLarge, Unreadable, inflate
 from agent.power.fault import BmcFault, Trouble
 from agent.power.redfish.document import Json, NotADocument, link, parse, table
 from agent.power.redfish.trust import Untrusted, context_of, seen_fingerprint, why_untrusted
 from agent.settings import BmcTarget
+from telemetry.deadline import Deadline, transport
 
 ROOT = "/redfish/v1/"
 SESSIONS = "/redfish/v1/SessionService/Sessions"
