@@ -136,7 +136,8 @@ def _named(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
         ("output_ratio", engine.output_len),
     )
     for key, seen in lengths:
-        longer = against(seen) if bar.reached(f"request_mix.{key}", ratio(seen)) else None
+        felt = effect.known or bar.reached("request_mix.untold_ratio", ratio(seen))
+        longer = against(seen) if felt and bar.reached(f"request_mix.{key}", ratio(seen)) else None
         if longer is not None:
             signs.append(Sign(Strength.FAIR, longer))
     if not signs:

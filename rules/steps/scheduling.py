@@ -117,6 +117,9 @@ def _skewed(evidence: Evidence, bar: Bar) -> Finding | None:
             total = max(sum(parts), 1e-9)
             seen = line(f"skew_{key}", "", high=100 * max(parts) / total, low=100 * min(parts) / total, of=len(parts))
             signs.append(Sign(Strength.STRONG, seen))
+    busiest, idlest = max(group.util, default=0.0), min(group.util, default=0.0)
+    if effect.hurts and bar.reached("gpu_fault.stuck_util_pct", busiest) and idlest < 1:
+        signs.append(Sign(Strength.FAIR, line("rank_idle", "gpu.util_pct", of=len(group.util))))
     if group.mixed:
         signs.append(Sign(Strength.FAIR, line("mixed_gpus", "")))
     if not signs:

@@ -139,7 +139,8 @@ def _by_itself(evidence: Evidence, bar: Bar) -> Finding | None:
         signs.append(Sign(Strength.WEAK, line("slow_kernels", "gpu.power_w")))
     if evidence.persistence is False and effect.hurts:
         signs.append(Sign(Strength.WEAK, line("persistence_off", "")))
-    if engine.load is not None and engine.load.failed and not evidence.gpus:
+    alone = group.affected == "one"  # what is installed or set up wrong is so on its peers, too
+    if engine.load is not None and engine.load.failed and not evidence.gpus and not alone:
         signs.append(Sign(Strength.FAIR, line("start_failed", "")))
     if engine.flat and effect.hurts and not _is_full(evidence, bar):
         signs.append(Sign(Strength.WEAK, line("flat", "engine.tokens_per_s")))

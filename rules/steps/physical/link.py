@@ -93,7 +93,9 @@ def _measured(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
     for gpu in evidence.gpus:
         carried = ratio(gpu.link_bandwidth)
         if bar.reached("pcie_link.bandwidth_ratio", carried) and not fabric.transport:
-            signs.append(Sign(Strength.STRONG, line("bandwidth", "", pct=100 * (carried or 0.0))))
+            of_pcie = gpu.pcie_gen is not None or gpu.pcie_width is not None  # else it may be any link's
+            strength = Strength.STRONG if of_pcie else Strength.FAIR
+            signs.append(Sign(strength, line("bandwidth", "", pct=100 * (carried or 0.0))))
         room = capacity_bytes_s(gpu)
         moved = value(gpu.link_bytes_s)
         if room and moved and bar.reached("pcie_link.full_share", moved / room):
@@ -116,7 +118,10 @@ def _measured(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
 
 
 def _may_wait_for_link(evidence: Evidence) -> bool:
-    """Ranks of one group whose busy shares differ wait for data, unless the links are known to be whole or requests are unevenly spread."""
+    """Ranks of one group whose busy shares differ wait for data, unless the links are known to be whole or requests are unevenly spread. A
+    rank that does nothing at all is stuck, or has no work."""
+    if not evidence.group.util or min(evidence.group.util) < 1:
+        return False
     if evidence.group.running or evidence.group.share or evidence.group.mixed or evidence.group.uneven:
         return False
     whole = [

@@ -64,6 +64,7 @@ CAUSES: list[tuple[str, dict[str, object]]] = [
     ("scheduling", {"tokens_zero": True, "util_pct": 100, "running": 6, "health_ok": True}),
     ("scheduling", {"stalled": True, "running": 6, "kv_pct": 41}),
     ("scheduling", {"health_ok": True, "canary_ok": False}),
+    ("scheduling", {"rank_util": [99, 0, 100, 100], "tp": 4}),
     ("scheduling", {"replica_share": [0.7, 0.1, 0.1, 0.1], "ttft_ratio": 6}),
     ("scheduling", {"rank_running": [48, 2, 3, 1], "waiting": 30}),
     ("scheduling", {"delivered_tokens_zero": True, "running": 14, "open_connections": 0, "util_pct": 96}),
@@ -151,6 +152,9 @@ HARMLESS: dict[str, dict[str, object]] = {
     "the first minutes": {"uptime_s": 80, "tps_ratio": 0.6},
     "a start": {"startup": True, "tokens_zero": True, "util_pct": 0},
     "lengths that drift": {"prompt_len_ratio": 1.65, "tps_ratio": 0.98},
+    "a start that fails on one of several alike": {"start_failed": True, "peers_affected": "one"},
+    "lengths that drift, and no loss is told": {"prompt_len_ratio": 1.7},
+    "ranks that wait for a text": {"rank_util": [0, 100, 100], "running": 0},
     "more asked and more served": {"tps_ratio": 1.3, "power_ratio": 1.1, "util_pct": 100},
     "nothing at all": {},
 }
