@@ -215,7 +215,8 @@ def _engine(told: Signals) -> EngineEvidence:
     preempt = flag("preempt")
     running = _seen(told, "running", "engine.requests_running")
     asked = (running is None or running.value > 0) and not flag("startup")  # a start makes no tokens by nature
-    still = asked and bool(flag("tokens_zero") or flag("stalled"))
+    somebody = (number("running") or 0) + (number("waiting") or 0) >= 1
+    still = asked and bool(flag("tokens_zero") or flag("stalled") or (number("tps") == 0 and somebody))
     return EngineEvidence(
         name=SOMEWHERE,
         age_s=0.0,

@@ -36,6 +36,7 @@ def memory_kv(evidence: Evidence, bar: Bar) -> Finding:
         or _shrunk(evidence, effect, bar)
         or _spilled(evidence, effect, bar)
         or _full(evidence, effect, bar)
+        or _preempting(evidence, effect, bar)
         or _fragmented(evidence, effect, bar)
         or _swapping(evidence, effect, bar)
         or _clean(evidence, bar)
@@ -193,6 +194,22 @@ def _full_told(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
             fix("fewer_sequences", Cost.SOFTWARE_CHEAP),
             fix("more_replicas", Cost.HARDWARE_COSTLY),
         ),
+    )
+
+
+def _preempting(evidence: Evidence, effect: Effect, bar: Bar) -> Finding | None:
+    """Preemptions beside harm, and nobody tells how full the pool is: nothing else preempts."""
+    engine = evidence.engine
+    if not evidence.told or engine is None or engine.kv_used is not None or not effect.hurts:
+        return None
+    if not bar.reached("memory_kv.preemptions_per_s", value(engine.preemptions_per_s)):
+        return None
+    return confirmed(
+        Cause.MEMORY_KV,
+        Strength.FAIR,
+        (_preemption_line(evidence), queue_line(evidence), pair_line(evidence)),
+        names_cause(Cause.MEMORY_KV, effect),
+        (fix("kv_room", Cost.SOFTWARE_CHEAP), fix("fewer_sequences", Cost.SOFTWARE_CHEAP)),
     )
 
 

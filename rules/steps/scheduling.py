@@ -74,7 +74,7 @@ def _hung(evidence: Evidence, bar: Bar) -> Finding | None:
 
 
 def _dead_inside(evidence: Evidence, bar: Bar) -> Finding | None:
-    """It answers and serves nobody: the probe gets no token, tokens are made and none is delivered, or requests wait and none runs."""
+    """It serves nobody: no answer, no token for the probe or a client, requests that no client waits for, or that wait and none runs."""
     engine = evidence.engine
     if engine is None or engine.starting or engine.load is not None or evidence.output.baseline != "told":
         return None
@@ -83,7 +83,11 @@ def _dead_inside(evidence: Evidence, bar: Bar) -> Finding | None:
         signs.append(Sign(Strength.STRONG, line("probe_failed", "engine.probe_ok")))
     if engine.undelivered:
         signs.append(Sign(Strength.STRONG, line("undelivered", "engine.delivered_tokens_total")))
+    if value(engine.up) == 0:
+        signs.append(Sign(Strength.FAIR, line("health_silent", "engine.up")))
     idle = engine.running is not None and engine.running.value < 1
+    if engine.connections == 0 and engine.running is not None and not idle:
+        signs.append(Sign(Strength.FAIR, line("no_client", "engine.requests_running", running=engine.running.value)))
     if idle and bar.reached("memory_kv.waiting", value(engine.waiting)):
         signs.append(
             Sign(Strength.FAIR, line("none_runs", "engine.requests_waiting", waiting=value(engine.waiting) or 0))

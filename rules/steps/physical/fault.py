@@ -173,8 +173,9 @@ def _faults_of(gpu: GpuEvidence) -> list[Line]:
     return found
 
 
-def _is_stuck(gpu: GpuEvidence, bar: Bar) -> bool:
-    """Clock and power far below usual, or one of them where the other is not known and it is lower still."""
+def _is_stuck(gpu: GpuEvidence, told: bool, bar: Bar) -> bool:
+    """Clock and power far below usual, or one of them where the other is not known and it is lower still (the power of a card that is
+    told to be busy)."""
     clock, power, memory = ratio(gpu.sm_clock), ratio(gpu.power), ratio(gpu.mem_clock)
     if gpu.clock_ceiling or bar.reached("gpu_fault.awake_pstate", gpu.pstate):
         return False
@@ -184,6 +185,8 @@ def _is_stuck(gpu: GpuEvidence, bar: Bar) -> bool:
         power is None and bar.reached("gpu_fault.alone_ratio", clock)
     ):
         return True
+    if told and clock is None and memory is None and gpu.util is not None:
+        return bar.reached("gpu_fault.alone_ratio", power)
     return bar.reached("gpu_fault.stuck_clock_ratio", clock) and bar.reached("gpu_fault.stuck_power_ratio", power)
 
 
@@ -194,7 +197,7 @@ def _stuck_clock(evidence: Evidence, bar: Bar) -> Finding | None:
         gpu
         for gpu in evidence.gpus
         if (bar.reached("gpu_fault.stuck_util_pct", value(gpu.util)) or (gpu.util is None and effect.told))
-        and _is_stuck(gpu, bar)
+        and _is_stuck(gpu, effect.told, bar)
         and not is_hot(gpu, bar)
         and not any(bar.reached("gpu_fault.reason_duty", seen.value) for seen in gpu.duty.values())
     ]
@@ -203,7 +206,7 @@ def _stuck_clock(evidence: Evidence, bar: Bar) -> Finding | None:
     worst = min(stuck, key=lambda gpu: ratio(gpu.sm_clock) or 1.0)
     return confirmed(
         Cause.GPU_FAULT,
-        Strength.FAIR,
+        Strength.FAIR if worst.sm_clock is not None or worst.mem_clock is not None else Strength.WEAK,
         (
             line("clock_stuck", "gpu.sm_clock_mhz", gpus=names(gpu.index for gpu in stuck)),
             clock_line(worst),

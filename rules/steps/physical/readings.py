@@ -74,11 +74,13 @@ def heat_bits(gpu: GpuEvidence) -> list[Observation]:
 
 
 def is_at_limit(gpu: GpuEvidence, bar: Bar) -> bool:
-    """On the card's own limit; where no limit is known, so hot that cards are known to slow down, with the clock down or so in memory."""
+    """On the card's own limit; where no limit is known, so hot that cards are known to slow down, with the clock down or so in memory,
+    or hotter than any card allows."""
     if gpu.temp_margin is not None:
         return bar.reached("thermal.margin_c", gpu.temp_margin.value)
     slowed = bar.reached("thermal.clock_ratio", ratio(gpu.sm_clock))
-    core = gpu.temp_limit is None and slowed and bar.reached("thermal.hot_c", value(gpu.temp))
+    hot = bar.reached("thermal.beyond_c", value(gpu.temp)) or (slowed and bar.reached("thermal.hot_c", value(gpu.temp)))
+    core = gpu.temp_limit is None and hot
     return core or (gpu.mem_temp_limit is None and bar.reached("thermal.mem_hot_c", value(gpu.mem_temp)))
 
 
