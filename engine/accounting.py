@@ -65,7 +65,7 @@ class ModelCost:
         attended = read = 0.0
         for row in rows:
             tokens += row.count
-            sampled += row.samples
+            sampled += row.num_samples
             out_of_window = unread = 0
             if self.window is not None and row.context > self.window:
                 unread = max(0, row.start + 1 - self.window)  # what not even the row's first token sees

@@ -16,6 +16,7 @@ from engine.contiguous import ContiguousPool
 from engine.core import Engine
 from engine.kvstore import KVStore, bytes_per_token
 from engine.modelconfig import ModelConfig
+from engine.ngram import NGram
 from engine.probe import measure_peaks
 from engine.quality import Quality, fingerprint
 from engine.queue import POLICIES
@@ -24,8 +25,9 @@ from engine.runner import Runner, cost_of, stage_clock
 from engine.scheduler import Batching, Scheduler
 from engine.scheme import SchemeLoader
 from engine.settings import EngineSettings, SettingsError
+from engine.speculation import Speculation
 from engine.stages import nothing
-from engine.stats import EngineStats
+from engine.stats import EngineStats, SpeculationStats
 from engine.steplog import StepLog
 from engine.threads import ThreadChooser, usable_cores
 from engine.tokenizer import Tokenizer
@@ -35,6 +37,7 @@ Progress = Callable[[str, float], None]
 
 DEFAULT_KV_GIB = 1.0
 CUDA_KV_SHARE = 0.9
+DRAFT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
         started_s=time.monotonic(), peaks=peaks, stage_seconds=stages
     )  # what warming up counted is nobody's traffic
     engine.steps = StepLog()
+    engine.speculate(make_speculation(settings, context, log))
     engine.beat()
     scheme = f"{loaded.quality.scheme} {settings.quantize_group}" if loaded.quality else "none"
     identity = {
@@ -125,6 +129,15 @@ def make_scheduler(
         host=BlockPool(host_blocks, size) if host_blocks else None,
         batching=Batching(settings.batching),
     )
+
+
+def make_speculation(settings: EngineSettings, context: int, log: Callable[[str], None]) -> Speculation | None:
+    """What the settings describe; None where nothing is to be guessed."""
+    if settings.speculate == "off":
+        return None
+    proposer = NGram(settings.speculate_ngram_min, settings.speculate_ngram_max)
+    most = settings.speculate_tokens or DRAFT_TOKENS
+    return Speculation(proposer, most, context, SpeculationStats(), time.monotonic, log)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -47,9 +47,11 @@ class GatherAttention:
         q = qkv[group.begin : group.end, : self.q_width].view(rows, self.groups, self.per_group, self.head_dim)
         if group.view is not None:
             kv = cache.run(*group.view)[group.skip :].unsqueeze(0)
+        elif group.shared:
+            kv = cache.gather(group.table[: group.table.shape[0] // rows]).unsqueeze(0)
         else:
             kv = cache.gather(group.table).view(rows, -1, self.kv_width)
-        k, v = self._split(kv)
+        k, v = self._split(kv.expand(rows, -1, -1))
         if self.cap is not None:
             return capped_attention(q, k, v, group.mask, self.scale, self.cap).reshape(rows, self.q_width)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=self.scale)

@@ -23,7 +23,8 @@ class DecodeGroup:
 
     `table` is [rows * blocks]; a row attends to the tokens `firsts` to before `lengths` of its part of the table, both [rows].
     `view` is (first block, tokens) when the group is one sequence whose blocks lie next to each other: then nothing needs
-    gathering, and the view's first `skip` tokens are out of reach. Else `mask` is [rows, 1, 1, blocks * block_size], 0 or -inf.
+    gathering, and the view's first `skip` tokens are out of reach. `mask` is [rows, 1, 1, tokens that are read], 0 or -inf; None
+    when all are within reach. `shared`: the rows are a token and its draft, so their parts of the table are alike.
     """
 
     begin: int
@@ -34,6 +35,7 @@ class DecodeGroup:
     firsts: Tensor
     lengths: Tensor
     skip: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +83,26 @@ def build(
     padded: Callable[[int], int] = int,
     window: int | None = None,
 ) -> Batch:
-    """Tensors for a plan. Single tokens come first, longest context first; chunks follow, then padding up to `padded`. `window`
-    is the model's, if it has layers with one.
+    """Tensors for a plan. Single tokens come first, longest context first, then drafts, then chunks, then padding up to `padded`.
+    `window` is the model's, if it has layers with one.
     """
     single = sorted((row for row in plan.rows if row.count == 1), key=lambda row: -row.context)
-    chunks = [row for row in plan.rows if row.count > 1]
-    rows = (*single, *chunks)
+    drafted = [row for row in plan.rows if row.draft.tokens]
+    chunks = [row for row in plan.rows if row.count > 1 and not row.draft.tokens]
+    rows = (*single, *drafted, *chunks)
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     samples: list[int] = []
     for row in rows:
         blocks = row.request.blocks
-        ids += row.request.tokens[row.start : row.context]
+        ids += row.tokens
         positions += range(row.start, row.context)
         slots += [blocks[p // block_size] * block_size + p % block_size for p in range(row.start, row.context)]
-        if row.samples:
-            samples.append(len(ids) - 1)
+        samples += range(len(ids) - row.num_samples, len(ids))
     tokens = len(ids)
     padding = [0] * (padded(tokens) - tokens)
-    full = _reach(single, chunks, None, block_size, dtype, device)
+    full = _reach(single, drafted, chunks, None, block_size, dtype, device)
     windowed = window is not None and any(row.context > window for row in rows)
     return Batch(
         ids=torch.tensor(ids + padding, device=device),
@@ -108,7 +110,7 @@ def build(
         tokens=tokens,
         slots=torch.tensor(slots, device=device),
         full=full,
-        local=_reach(single, chunks, window, block_size, dtype, device) if windowed else full,
+        local=_reach(single, drafted, chunks, window, block_size, dtype, device) if windowed else full,
         sampled=None if len(samples) == tokens else torch.tensor(samples, device=device),
         rows=rows,
     )
@@ -131,21 +133,26 @@ def group_bounds(rows: Sequence[Row], block_size: int) -> list[tuple[int, int]]:
 
 def _reach(
     single: Sequence[Row],
+    drafted: Sequence[Row],
     chunks: Sequence[Row],
     window: int | None,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Reach:
-    begins = itertools.accumulate((row.count for row in chunks), initial=len(single))
+    begins = list(itertools.accumulate((row.count for row in (*drafted, *chunks)), initial=len(single)))
     return Reach(
         tuple(
             _decode_group(single[a:b], a, window, block_size, dtype, device)
             for a, b in group_bounds(single, block_size)
+        )
+        + tuple(
+            _draft_group(row, begin, window, block_size, dtype, device)
+            for row, begin in zip(drafted, begins, strict=False)  # and where the last one ends
         ),
         tuple(
             _prefill_chunk(row, begin, window, block_size, dtype, device)
-            for row, begin in zip(chunks, begins, strict=False)
+            for row, begin in zip(chunks, begins[len(drafted) :], strict=False)
         ),
     )
 
@@ -181,6 +188,32 @@ def _decode_group(
     outside = (at >= ends[:, None]) | (at < firsts[:, None])
     mask = torch.zeros(outside.shape, dtype=dtype, device=device).masked_fill_(outside, float("-inf"))
     return DecodeGroup(begin, end, None, torch.tensor(table, device=device), mask[:, None, None, :], firsts, ends)
+
+
+def _draft_group(
+    row: Row, begin: int, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device
+) -> DecodeGroup:
+    """A token and its draft: as many rows of one token each, so that each is computed just as it would be alone."""
+    blocks, offset = _blocks(row, window, block_size)
+    side_by_side = blocks == list(range(blocks[0], blocks[-1] + 1))
+    ends = torch.arange(row.start + 1 - offset, row.context + 1 - offset, device=device)
+    firsts = torch.zeros_like(ends) if window is None else (ends - window).clamp_(min=0)
+    skip = 0 if window is None or not side_by_side else max(0, row.start + 1 - offset - window)
+    read = row.context - offset if side_by_side else len(blocks) * block_size
+    at = torch.arange(skip, read, device=device)
+    outside = (at >= ends[:, None]) | (at < firsts[:, None])
+    mask = torch.zeros(outside.shape, dtype=dtype, device=device).masked_fill_(outside, float("-inf"))
+    return DecodeGroup(
+        begin,
+        begin + row.count,
+        (blocks[0], read) if side_by_side else None,
+        torch.tensor(blocks * row.count, device=device),
+        mask[:, None, None, :],
+        firsts,
+        ends,
+        skip,
+        shared=True,
+    )
 
 
 def _prefill_chunk(

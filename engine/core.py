@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from engine.accounting import ModelCost
 from engine.request import Finish, Request, State
 from engine.scheduler import Blocked, Row, Scheduler, StepPlan
+from engine.speculation import Speculation
 from engine.stages import Seconds, Stage
 from engine.stats import EngineStats, Occupancy, StepRecord, phase_of
 from engine.steplog import StepLog
@@ -28,7 +30,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The next token of every row that samples, how long the step took, and in which stages where that is timed."""
+    """The next token of every row that samples, or several, one after another, where guesses were right; how long the step took,
+    and in which stages where that is timed.
+    """
 
     tokens: tuple[tuple[Row, int], ...]
     seconds: float
@@ -70,6 +74,7 @@ class Engine:
         self._stopwatch = stopwatch
         self._schedule_s = self._detokenise_s = 0.0  # of the step under way
         self.steps = StepLog()
+        self._speculation: Speculation | None = None
         self._requests: dict[str, Request] = {}
 
     @property
@@ -79,6 +84,11 @@ class Engine:
     @property
     def num_requests(self) -> int:
         return len(self._requests)
+
+    def speculate(self, speculation: Speculation | None) -> None:
+        """From the next step on, guess tokens and verify them; None: no more."""
+        self._speculation = speculation
+        self.stats.speculation = speculation.stats if speculation is not None else None
 
     def add(self, request: Request) -> None:
         """Queue a request. ValueError when its id is in use or its prompt leaves no room for output."""
@@ -139,6 +149,8 @@ class Engine:
         self.scheduler.remove(request)
         request.state = State.DEPARTED
         del self._requests[id]
+        if self._speculation is not None:
+            self._speculation.forget(id)
         self.beat()
         return True
 
@@ -152,7 +164,8 @@ class Engine:
         outputs = self._give_up_stalled()
         evicted = self.scheduler.pool.num_evicted
         began = self._stopwatch()
-        plan = self.scheduler.schedule()
+        drafts = self._speculation.drafts(self.scheduler.decoding) if self._speculation is not None else None
+        plan = self.scheduler.schedule(drafts)
         self._schedule_s, self._detokenise_s = self._stopwatch() - began, 0.0
         now = self._clock()
         self._count_plan(plan, self.scheduler.pool.num_evicted - evicted)
@@ -242,13 +255,32 @@ class Engine:
             for row in plan.rows:
                 self._count_prompt(row)
                 self.scheduler.computed(row)
-            for row, _ in result.tokens:
-                self._time_token(row.request, now)
-            self.stats.counters.generation_tokens_total += len(result.tokens)
-        outputs = [self._append(row.request, token, now) for row, token in result.tokens]
+            if self._speculation is not None:
+                self._speculation.learn(plan, result.tokens, result.seconds)
+        outputs = [
+            self._append_all(row.request, [token for _, token in own], now)
+            for row, own in itertools.groupby(result.tokens, key=lambda pair: pair[0])
+        ]
         stages = self._count_stages(result.stages)
         self._log_step(plan, result.seconds, stages)
         return outputs
+
+    def _append_all(self, request: Request, tokens: Sequence[int], now: float) -> Output:
+        """Take in a request's tokens of this step up to its end. All but the last were guessed: their K and V are there."""
+        output = Output(request, "", 0)
+        for number, token in enumerate(tokens):
+            if number:
+                self.scheduler.accepted(request)
+            more = self._append(request, token, now)
+            output = replace(more, text=output.text + more.text, tokens=output.tokens + more.tokens)
+            if output.finish is not None:
+                break
+        else:
+            self.scheduler.drop_guesses(request)
+        with self.stats.lock:
+            self.stats.counters.generation_tokens_total += output.tokens
+            self._time_tokens(request, output.tokens, now)
+        return output
 
     def _count_stages(self, stages: Seconds | None) -> Seconds | None:
         """The runner's stages with the engine's own."""
@@ -273,15 +305,17 @@ class Engine:
         self.stats.counters.prompt_tokens_total += first_time
         self.stats.counters.prompt_tokens_computed_total += first_time
         if request.num_preempted:
-            decoded = 1 if row.samples and row.context > request.prompt else 0
-            self.stats.counters.recomputed_tokens_total += max(0, row.count - first_time - decoded)
+            decoded = 1 if row.samples and row.known_end > request.prompt else 0
+            self.stats.counters.recomputed_tokens_total += max(0, row.known_end - row.start - first_time - decoded)
 
-    def _time_token(self, request: Request, now: float) -> None:
+    def _time_tokens(self, request: Request, tokens: int, now: float) -> None:
+        """Several tokens of one step share the time since the last one evenly: so the mean is that of an output token."""
         if request.last_token_s is None:
             request.first_token_s = now
             self.stats.time_to_first_token.observe(now - request.arrived_s)
         else:
-            self.stats.inter_token_latency.observe(now - request.last_token_s)
+            for _ in range(tokens):
+                self.stats.inter_token_latency.observe((now - request.last_token_s) / tokens)
         request.last_token_s = now
 
     def _append(self, request: Request, token: int, now: float) -> Output:
@@ -307,6 +341,8 @@ class Engine:
 
     def _end(self, request: Request, finish: Finish, text: str, tokens: int, error: str | None = None) -> Output:
         del self._requests[request.id]
+        if self._speculation is not None:
+            self._speculation.forget(request.id)
         now = self._clock()
         request.state, request.finish, request.error, request.finished_s = State.FINISHED, finish, error, now
         with self.stats.lock:

@@ -91,6 +91,7 @@ class EngineMetrics:
             "mfu_prefill_pct": last.mfu_prefill_pct if last else None,
             "mbu_decode_pct": last.mbu_decode_pct if last else None,
             "prompt_len_max": prompt_len_max(stats, self._now_s),
+            **self._speculation(stats),
             "stats_age_s": max(0.0, self._now_s - stats.beat_s),
         }
         for name, value in values.items():
@@ -99,11 +100,28 @@ class EngineMetrics:
         yield self._gauge("peak_flops_per_s", stats.peaks.flops_per_s, "FLOP/s reached in the probe at start")
         yield self._gauge("peak_bytes_per_s", stats.peaks.bytes_per_s, "memory bytes/s reached in the probe at start")
 
+    def _speculation(self, stats: EngineStats) -> dict[str, float | None]:
+        speculation = stats.speculation
+        if speculation is None:
+            return {}
+        acceptance, draft_tokens = speculation.acceptance(self._now_s) or (None, None)
+        return {
+            "spec_on": int(speculation.on),
+            "spec_speedup": speculation.speedup,
+            "spec_acceptance_pct": acceptance,
+            "spec_tokens_per_draft": draft_tokens,
+        }
+
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
-        for field in fields(Counters):
-            title = _BEYOND_CATALOGUE.get(field.name) or ENGINE.fields[field.name].title_en
-            family = CounterMetricFamily(f"pairscope_{field.name}", title, labels=self._labels)
-            family.add_metric(self._values, getattr(stats.counters, field.name))
+        values = {field.name: getattr(stats.counters, field.name) for field in fields(Counters)}
+        if stats.speculation is not None:
+            values["spec_drafts_total"] = stats.speculation.drafts_total
+            values["spec_drafted_total"] = stats.speculation.drafted_total
+            values["spec_accepted_total"] = stats.speculation.accepted_total
+        for name, value in values.items():
+            title = _BEYOND_CATALOGUE.get(name) or ENGINE.fields[name].title_en
+            family = CounterMetricFamily(f"pairscope_{name}", title, labels=self._labels)
+            family.add_metric(self._values, value)
             yield family
 
     def _stages(self, stats: EngineStats) -> Iterator[Metric]:

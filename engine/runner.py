@@ -11,10 +11,10 @@ from engine.batch import build
 from engine.core import OutOfMemory, StepResult
 from engine.kvstore import KVStore
 from engine.model import Decoder
-from engine.sampler import sample
 from engine.scheduler import Row, StepPlan
 from engine.stages import DeviceClock, HostClock, Stage, StageClock, Untimed
 from engine.threads import ThreadChooser
+from engine.verification import choose
 
 
 class Runner:
@@ -65,10 +65,9 @@ class Runner:
             return ()
         if batch.sampled is not None:
             x = x.index_select(0, batch.sampled)
-        requests = [row.request for row in rows]
-        tokens = sample(self.decoder.logits(x), [r.sampling for r in requests], [r.num_output for r in requests])
+        chosen = choose(self.decoder.logits(x), rows)
         self.clock.mark(Stage.SAMPLE)
-        return tuple(zip(rows, tokens, strict=True))
+        return chosen
 
 
 def stage_clock(device: torch.device) -> StageClock:

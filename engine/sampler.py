@@ -30,17 +30,32 @@ def sample(logits: Tensor, wanted: Sequence[Sampling], positions: Sequence[int])
     return tokens
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to this seed and position for ever."""
-    return random.Random(f"{seed}:{position}").random()
+def uniform(seed: int, position: int, purpose: str = "") -> float:
+    """A number in [0, 1) that belongs to this seed, position and purpose for ever."""
+    return random.Random(f"{seed}:{position}{purpose}").random()
+
+
+def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
+    """What a token is drawn from: probabilities [vocab] at the temperature, within top-k and top-p, that sum to 1."""
+    likeliest, ids = _kept(logits, sampling)
+    if ids is not None:
+        likeliest = torch.zeros(logits.shape[0], device=logits.device).index_copy_(0, ids, likeliest)
+    return likeliest / likeliest.sum()
 
 
 def _draw(logits: Tensor, sampling: Sampling, u: float) -> int:
     """The token at which the cumulated distribution passes `u`: exact sampling by inversion."""
+    likeliest, ids = _kept(logits, sampling)
+    at = invert(likeliest, u)
+    return at if ids is None else int(ids[at])
+
+
+def _kept(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
+    """Probabilities of the tokens within top-k and top-p, which need not sum to 1, and which tokens they are; None: all."""
     probabilities = torch.softmax(logits.float() / sampling.temperature, dim=-1)
     vocab = probabilities.shape[0]
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
-        return _invert(probabilities, u)
+        return probabilities, None
     looked_at = min(vocab, sampling.top_k or (NUCLEUS_TRY if sampling.top_p < 1.0 else vocab))
     likeliest, ids = probabilities.topk(looked_at)
     if sampling.top_p < 1.0:
@@ -53,10 +68,11 @@ def _draw(logits: Tensor, sampling: Sampling, u: float) -> int:
         before = share - likeliest
         kept = max(1, int((before < sampling.top_p * mass).sum()))
         likeliest = likeliest[:kept]
-    return int(ids[_invert(likeliest, u)])
+    return likeliest, ids[: likeliest.shape[0]]
 
 
-def _invert(probabilities: Tensor, u: float) -> int:
+def invert(probabilities: Tensor, u: float) -> int:
+    """The place at which what is summed up so far passes the share `u` of the whole."""
     cumulated = probabilities.cumsum(0)
     at = int(torch.searchsorted(cumulated, u * float(cumulated[-1]), right=True))
     return min(at, probabilities.shape[0] - 1)

@@ -6,11 +6,12 @@ up within a token budget. Decoding requests come first, so a long prompt never h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from engine.blocks import BlockPool
+from engine.draft import NO_DRAFT, Draft
 from engine.prefix import extend
 from engine.queue import Queue
 from engine.request import Request, State
@@ -18,11 +19,14 @@ from engine.request import Request, State
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens `start` to `start + count` of a request, to be computed in this step."""
+    """Tokens `start` to `start + count` of a request, to be computed in this step. The last of them may be guessed: they are
+    computed as if they stood there, and the step says which of them are right.
+    """
 
     request: Request
     start: int
     count: int
+    draft: Draft = NO_DRAFT
 
     @property
     def context(self) -> int:
@@ -30,14 +34,30 @@ class Row:
         return self.start + self.count
 
     @property
-    def decodes(self) -> bool:
-        """Whether it is the one token that was chosen last; else it is part of a prompt, or is computed again."""
-        return self.count == 1 and self.context > self.request.prompt
+    def samples(self) -> bool:
+        """Whether the step reaches the request's last token, so that a next one can be chosen."""
+        return self.known_end == self.request.num_tokens
 
     @property
-    def samples(self) -> bool:
-        """Whether the step ends at the request's last token, so that a next one can be chosen."""
-        return self.context == self.request.num_tokens
+    def known_end(self) -> int:
+        """Where the tokens end that are no guess."""
+        return self.context - len(self.draft.tokens)
+
+    @property
+    def num_samples(self) -> int:
+        """Of how many tokens the successor is wanted: the last known one and all guessed ones."""
+        return 1 + len(self.draft.tokens) if self.samples else 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is the one token that was chosen last, with or without guesses; else it is part of a prompt, or is computed
+        again.
+        """
+        return self.known_end - self.start == 1 and self.known_end > self.request.prompt
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.request.tokens[self.start : self.known_end], *self.draft.tokens]
 
 
 class Blocked(Enum):
@@ -146,8 +166,15 @@ class Scheduler:
             request.state = State.WAITING
             self.waiting.put_back(request)
 
-    def schedule(self) -> StepPlan:
-        """Plan one step: blocks for all planned tokens are allocated when this returns."""
+    @property
+    def decoding(self) -> list[Request]:
+        """Running requests that will compute one token in the next step, if there is room."""
+        return [r for r in self.running if r.num_tokens - r.num_computed == 1 and not self.is_paused(r)]
+
+    def schedule(self, drafts: Mapping[str, Draft] | None = None) -> StepPlan:
+        """Plan one step: blocks for all planned tokens are allocated when this returns. `drafts` of decoding requests, by id,
+        are computed as far as budget and free blocks go that nobody else wants.
+        """
         plan = StepPlan()
         budget = self.token_budget
         decoding = [r for r in self.running if r.num_tokens - r.num_computed == 1]
@@ -160,12 +187,19 @@ class Scheduler:
             self._admit(plan, budget)
         elif len(self.waiting):
             plan.blocked = Blocked.BLOCKS
+        if drafts:
+            self._add_drafts(plan, drafts)
         return plan
 
     def computed(self, row: Row) -> None:
-        """A step has written K and V of a row's tokens: blocks that are full now can be shared by others."""
-        row.request.num_computed += row.count
+        """A step has written K and V of a row's tokens, of which guessed ones don't count before they are accepted."""
+        row.request.num_computed = row.known_end
         self._share_full_blocks(row.request, row.start)
+
+    def accepted(self, request: Request) -> None:
+        """One more of a request's tokens was guessed right: its K and V are there already."""
+        request.num_computed += 1
+        self._share_full_blocks(request, request.num_computed - 1)
 
     def _share_full_blocks(self, request: Request, start: int) -> None:
         """Name the full blocks from token `start` on."""
@@ -175,6 +209,13 @@ class Scheduler:
         extend(request.block_keys, request.tokens, size)
         for number in range(start // size, request.num_computed // size):
             self.pool.name(request.blocks[number], request.block_keys[number])
+
+    def drop_guesses(self, request: Request) -> None:
+        """Give back the blocks that only guesses needed which turned out wrong."""
+        needed = self.pool.blocks_for(request.num_computed)
+        if len(request.blocks) > needed:
+            self.pool.give_back(request.blocks[needed:])
+            del request.blocks[needed:]
 
     def cached_tokens(self, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt the cache holds just now. May be called from another thread."""
@@ -209,6 +250,21 @@ class Scheduler:
             request.blocks += self.pool.take(missing)
         plan.rows.append(Row(request, request.num_computed, count))
         return count - given_back
+
+    def _add_drafts(self, plan: StepPlan, drafts: Mapping[str, Draft]) -> None:
+        """Lengthen planned rows by guesses. Last of all, so that no guess takes a token or a block from anybody's real work."""
+        budget = self.token_budget - plan.num_tokens
+        for at, row in enumerate(plan.rows):
+            request, size = row.request, self.pool.block_size
+            room = (len(request.blocks) + self.pool.num_free) * size - row.context
+            draft = drafts.get(request.id, NO_DRAFT).cut(max(0, min(budget, room))) if row.samples else NO_DRAFT
+            if not draft.tokens:
+                continue
+            plan.rows[at] = replace(row, count=row.count + len(draft.tokens), draft=draft)
+            missing = self.pool.blocks_for(plan.rows[at].context) - len(request.blocks)
+            if missing > 0:
+                request.blocks += self.pool.take(missing)
+            budget -= len(draft.tokens)
 
     def _shed(self) -> bool:
         """Take its blocks from a held request, if one has any: it will be computed anew, should it go on here."""

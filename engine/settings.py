@@ -46,6 +46,11 @@ class EngineSettings:
     policy: str = "first-come"  # who is admitted next: first-come, shortest-first, earliest-deadline
     ageing_s: float = 10.0  # by how much the policy puts a request off at most; as much is a level of priority
 
+    speculate: str = "off"  # who guesses tokens to be verified several in one step: off, ngram (the text itself)
+    speculate_tokens: int | None = None  # tokens of a draft at most; None: 8
+    speculate_ngram_min: int = 2  # so many last tokens must have stood somewhere before,
+    speculate_ngram_max: int = 4  # better so many
+
     max_waiting: int = 256  # requests in the queue at most; more are turned away with 429
     max_choices: int = 8  # `n` of one request, and prompts in one request, at most
     max_stops: int = 4
@@ -100,6 +105,9 @@ _BOUNDS = {
     "kv_blocks": (1, 1 << 30),
     "ageing_s": (0.0, 86_400.0),
     "step_log_mib": (1, 1 << 20),
+    "speculate_tokens": (1, 64),
+    "speculate_ngram_min": (1, 64),
+    "speculate_ngram_max": (1, 64),
 }
 
 
@@ -124,6 +132,13 @@ def check(settings: EngineSettings) -> None:
         value = getattr(settings, name)
         if value not in choices:
             raise SettingsError(f"{name} is {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}")
+    if settings.speculate not in ("off", "ngram"):
+        raise SettingsError(f"speculate is {settings.speculate!r}: choose off or ngram")
+    if settings.speculate_ngram_min > settings.speculate_ngram_max:
+        raise SettingsError(
+            f"speculate_ngram_min is {settings.speculate_ngram_min}: it must not lie above speculate_ngram_max "
+            f"({settings.speculate_ngram_max})"
+        )
     if settings.quantize not in ("none", "int8", "int4", "auto"):
         raise SettingsError(f"quantize is {settings.quantize!r}: choose none, int8, int4 or auto")
     if settings.quantize_group not in (32, 64, 128):

@@ -124,6 +124,36 @@ def phase_of(rows: Sequence[Row]) -> Phase:
     return Phase.DECODE if decoding == len(rows) else Phase.MIXED if decoding else Phase.PREFILL
 
 
+@dataclass(slots=True)
+class SpeculationStats:
+    """Of an engine that speculates. Guarded by the lock of its EngineStats."""
+
+    drafts_total: int = 0
+    drafted_total: int = 0  # tokens that were guessed and computed
+    accepted_total: int = 0  # of these, tokens that were right
+    on: bool = True  # False: switched off for now, as it didn't pay at this number of decoding requests
+    speedup: float | None = None  # tokens/s with drafts by tokens/s without, at this number of decoding requests
+    recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # of each draft: when, guessed, right
+
+    def add(self, at_s: float, drafted: int, accepted: int) -> None:
+        self.drafts_total += 1
+        self.drafted_total += drafted
+        self.accepted_total += accepted
+        self.recent.append((at_s, drafted, accepted))
+        while self.recent[0][0] < at_s - WINDOW_S:
+            self.recent.popleft()
+
+    def acceptance(self, now_s: float) -> tuple[float, float] | None:
+        """(share of guessed tokens that were right in %, tokens that a draft brought, its bonus token among them), over the last
+        WINDOW_S seconds; None when nothing was drafted.
+        """
+        last = [(drafted, accepted) for at_s, drafted, accepted in self.recent if at_s >= now_s - WINDOW_S]
+        if not last:
+            return None
+        drafted, accepted = (sum(side) for side in zip(*last, strict=True))
+        return 100.0 * accepted / drafted, 1 + accepted / len(last)
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     at_s: float  # monotonic, at its end
@@ -143,6 +173,7 @@ class EngineStats:
     lock: threading.Lock = field(default_factory=threading.Lock)
     counters: Counters = field(default_factory=Counters)
     occupancy: Occupancy = field(default_factory=Occupancy)
+    speculation: SpeculationStats | None = None  # None: the engine does not speculate
     beat_s: float = 0.0  # when the loop last came round, monotonic
     steps: deque[StepRecord] = field(default_factory=deque)
     stage_seconds: list[float] | None = None  # by Stage since the start; None: not timed

@@ -16,7 +16,9 @@ RING_STEPS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """Tokens of a decoding step count as `decode_tokens`; those of prompts, and those computed again, as `prefill_tokens`."""
+    """Tokens of a decoding step count as `decode_tokens`, guessed ones among them; those of prompts, and those computed again, as
+    `prefill_tokens`.
+    """
 
     number: int  # from 0, since the start
     time_ns: int  # wall clock, at its end
@@ -70,7 +72,7 @@ class StepLog:
         self, plan: StepPlan, time_ns: int, seconds: float | None, waiting: int, free: int, stages: Seconds | None
     ) -> None:
         """A step of this plan has ended."""
-        decode = sum(row.decodes for row in plan.rows)
+        decode = sum(row.count for row in plan.rows if row.decodes)
         with self._lock:
             self._steps.append(
                 LoggedStep(

@@ -168,6 +168,8 @@ def engine_command(
     host: Annotated[str | None, typer.Option(help=t("engine.host"))] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("engine.port"))] = None,
     quantize: Annotated[str | None, typer.Option(metavar="none|int8|int4|auto", help=t("engine.quantize"))] = None,
+    speculate: Annotated[str | None, typer.Option(metavar="off|ngram", help=t("engine.speculate"))] = None,
+    speculate_tokens: Annotated[int | None, typer.Option(min=1, max=64, help=t("engine.speculate_tokens"))] = None,
     check_quality: Annotated[bool, typer.Option("--check-quality", help=t("engine.check_quality"))] = False,
     step_log: Annotated[str | None, typer.Option(metavar="FILE", help=t("engine.step_log"))] = None,
     config: ConfigOption = None,
@@ -175,6 +177,7 @@ def engine_command(
 ) -> None:
     with one_line_for_mistakes():
         given = {"model": model, "host": host, "port": port, "quantize": quantize, "step_log": step_log}
+        given |= {"speculate": speculate, "speculate_tokens": speculate_tokens}
         configuration = gather(config, overrides(state_dir=None, store=None, lang=lang, engine=given), lang)
         made = settings(configuration, "engine", EngineSettings, **shared(configuration))
         calm_openmp()

@@ -240,6 +240,7 @@ ENGINE = _measurement(
         prompt_tokens_computed_total | prompt tokens computed, not cached | 实际计算的提示 token 数(不含缓存)
         oom_total | out-of-memory events | 内存不足次数
         steps_total | engine steps | 引擎步数
+        spec_drafts_total | verified drafts | 已验证的草稿数
         spec_drafted_total | drafted tokens | 草拟 token 数
         spec_accepted_total | accepted draft tokens | 接受的草拟 token 数
         prefix_queries_total | prefix-cache queries | 前缀缓存查询
@@ -305,6 +306,10 @@ ENGINE = _measurement(
         output_len_mean | output length mean | 输出长度均值
         output_len_p95 | output length p95 | 输出长度 p95
         context_mean | context length mean | 上下文长度均值
+        spec_on | speculation (1 on, 0 switched off as it does not pay) | 推测解码(1 启用,0 因得不偿失而关闭)
+        spec_speedup | tokens/s with drafts by tokens/s without, measured | 有草稿与无草稿的 tokens/s 之比(实测)
+        spec_acceptance_pct | drafted tokens that were accepted | 草拟 token 接受率
+        spec_tokens_per_draft | tokens that a verified draft brought | 每份草稿带来的 token 数
         mfu_pct | model FLOPs utilisation | 模型算力利用率
         mbu_pct | model bandwidth utilisation | 模型带宽利用率
         mfu_prefill_pct | model FLOPs utilisation in prefill | prefill 阶段模型算力利用率

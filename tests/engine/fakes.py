@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.accounting import ModelCost, Peaks
 from engine.blocks import BlockPool
 from engine.contiguous import ContiguousPool
 from engine.core import Engine, Output, StepResult
+from engine.draft import NO_DRAFT, Draft, Proposer
+from engine.payoff import Payoff
 from engine.queue import POLICIES
 from engine.request import Request, Sampling
 from engine.scheduler import Batching, Row, Scheduler, StepPlan
-from engine.stats import EngineStats
+from engine.speculation import Speculation
+from engine.stats import EngineStats, SpeculationStats
 
 COST = ModelCost(
     layer_weights=1000,
@@ -68,7 +72,7 @@ class MemoryRunner:
         for row in plan.rows:
             for position, digest in enumerate(digests(row)):
                 assert self.slots[self._slot(row.request, position)] == digest
-        chosen = tuple((row, next_token(row.request)) for row in plan.rows if row.samples)
+        chosen = tuple((row, token) for row in plan.rows if row.samples for token in verified(row))
         return StepResult(chosen, self.step_s)
 
     def _slot(self, request: Request, position: int) -> int:
@@ -83,13 +87,63 @@ class MemoryRunner:
 def digests(row: Row) -> Iterator[int]:
     """For each token of a row's context, a number that says which tokens come up to it."""
     digest = 0
-    for token in row.request.tokens[: row.context]:
+    for token in [*row.request.tokens[: row.start], *row.tokens]:
         digest = zlib.crc32(token.to_bytes(4, "little"), digest)
         yield digest
 
 
-def next_token(request: Request) -> int:
-    return 10 + zlib.crc32(f"{request.id}:{request.num_output}".encode()) % 200
+def next_token(request: Request, ahead: int = 0) -> int:
+    """The token that comes `ahead` places after the next one."""
+    return 10 + zlib.crc32(f"{request.id}:{request.num_output + ahead}".encode()) % 200
+
+
+def verified(row: Row) -> Iterator[int]:
+    """What comes after the known tokens of a row, and after its guesses up to the first wrong one."""
+    for ahead in range(row.num_samples):
+        yield next_token(row.request, ahead)
+        if row.draft.tokens[ahead : ahead + 1] != (next_token(row.request, ahead),):
+            return
+
+
+class Oracle:
+    """Guesses that are right by chance: of whole drafts, of their beginnings, and at times no guess at all."""
+
+    def __init__(self, seed: int = 0, right: float = 0.7, free: bool = False) -> None:
+        self.free = free
+        self.right = right
+        self.source = random.Random(seed)
+        self.known: set[str] = set()
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Draft]:
+        self.known |= {request.id for request, _ in wanted}
+        return [self._guess(request, tokens) for request, tokens in wanted]
+
+    def _guess(self, request: Request, tokens: int) -> Draft:
+        if self.source.random() < 0.1:
+            return NO_DRAFT
+        return Draft(tuple(self._token(request, ahead) for ahead in range(self.source.randint(1, tokens))))
+
+    def _token(self, request: Request, ahead: int) -> int:
+        return next_token(request, ahead) if self.source.random() < self.right else 7
+
+    def forget(self, id: str) -> None:
+        self.known.discard(id)
+
+
+class Always(Payoff):
+    """Speculates whatever it costs."""
+
+    def wants_drafts(self) -> bool:
+        return True
+
+
+def speculate(
+    engine: Engine, proposer: Proposer, clock: FakeClock, most: int = 5, payoff: Callable[[], Payoff] = Payoff
+) -> Speculation:
+    """Makes an engine guess."""
+    made = Speculation(proposer, most, engine.context, SpeculationStats(), clock, payoff=payoff)
+    engine.speculate(made)
+    return made
 
 
 def fake_engine(

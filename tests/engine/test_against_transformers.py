@@ -16,11 +16,13 @@ from engine.batch import build
 from engine.blocks import BlockPool
 from engine.checkpoints.find import find_model
 from engine.kvstore import KVStore
+from engine.ngram import NGram
 from engine.queue import FirstCome
 from engine.request import Request, Sampling
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.settings import EngineSettings
+from tests.engine.fakes import Always, FakeClock, speculate
 
 NEW_TOKENS = 24
 LENGTHS = (5, 7, 9, 12, 16, 17, 23, 32, 33, 48, 64, 65, 128, 150, 200, 255, 257, 300, 512, 700)
@@ -138,6 +140,19 @@ def test_in_one_mixed_batch_every_prompt_gets_the_tokens_of_transformers(
 ) -> None:
     outputs = _run(assembled, [reference.prompt for reference in references])
     assert _compare(references, outputs) >= len(references) - 2
+
+
+def test_guessed_tokens_leave_every_prompt_its_tokens(assembled: Assembled, references: list[Reference]) -> None:
+    """Alone and all at once. Verified tokens are computed as rows of their own, so not even a tie may fall differently."""
+    engine, prompts = assembled.engine, [reference.prompt for reference in references]
+    without = [[_run(assembled, [prompt])[0] for prompt in prompts], _run(assembled, prompts)]
+    stats = speculate(engine, NGram(2, 4), FakeClock(), 8, Always).stats
+    try:
+        with_guesses = [[_run(assembled, [prompt])[0] for prompt in prompts], _run(assembled, prompts)]
+    finally:
+        engine.speculate(None)
+    assert with_guesses == without
+    assert 20 < stats.accepted_total < stats.drafted_total
 
 
 def test_with_small_chunks_and_preemptions_every_prompt_gets_the_tokens_of_transformers(

@@ -18,6 +18,7 @@ from engine.batch import build
 from engine.blocks import BlockPool
 from engine.checkpoints.find import open_checkpoint
 from engine.core import Engine
+from engine.draft import Draft
 from engine.kvstore import Int8Layer, KVStore, bytes_per_token
 from engine.linear import Plain
 from engine.loader import load_decoder
@@ -30,6 +31,7 @@ from engine.settings import EngineSettings
 from engine.stats import Counters, EngineStats
 from engine.threads import ThreadChooser
 from tests.engine.checkpoints import write_checkpoint
+from tests.engine.fakes import Always, FakeClock, speculate
 
 CPU = torch.device("cpu")
 CONTEXT = 160
@@ -134,6 +136,41 @@ def test_greedy_output_is_the_same(
     assert outputs == plain
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"prefix_cache": False, "preemption": "swap"}, {"kv_layout": "contiguous"}],
+    ids=["recomputed", "swapped", "contiguous"],
+)
+def test_guessed_tokens_change_no_output(decoder: Decoder, plain: list[list[int]], changes: dict[str, object]) -> None:
+    """Guesses by somebody who knows the output and errs on purpose, in a pool that is too small."""
+    engine = engine_with(decoder, 2 * CONTEXT // 4 if "kv_layout" in changes else SMALL, **changes)
+    speculate(engine, Knowing(plain), FakeClock(), payoff=Always)
+    outputs, _ = outputs_of(engine)
+    assert outputs == plain
+    assert engine.stats.speculation is not None
+    assert 100 < engine.stats.speculation.accepted_total < engine.stats.speculation.drafted_total
+
+
+class Knowing:
+    """Guesses what the requests of the mix will get, and every seventh token something else."""
+
+    free = False
+
+    def __init__(self, outputs: Sequence[Sequence[int]]) -> None:
+        self.outputs = outputs
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Draft]:
+        return [self._guess(request, tokens) for request, tokens in wanted]
+
+    def _guess(self, request: Request, tokens: int) -> Draft:
+        places = range(request.num_output, request.num_output + tokens)
+        known = self.outputs[int(request.id[1:])]
+        return Draft(tuple(known[n] if n % 7 and n < len(known) else 3 for n in places))
+
+    def forget(self, id: str) -> None:
+        pass
+
+
 def test_with_windows_too_sharing_recomputing_and_swapping_change_nothing(tmp_path: Path) -> None:
     """Windows that end within a block, on a prefix that others computed, on blocks that went to the host and came back."""
     windowed = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 18, "max_window_layers": 1}
@@ -144,6 +181,9 @@ def test_with_windows_too_sharing_recomputing_and_swapping_change_nothing(tmp_pa
         outputs, counters = outputs_of(engine_with(decoder, blocks, **changes))
         assert outputs == expected
         assert counters.preemptions_total or changes.get("kv_layout")
+    engine = engine_with(decoder, SMALL)
+    speculate(engine, Knowing(expected), FakeClock(), payoff=Always)
+    assert outputs_of(engine)[0] == expected
     everywhere, _ = outputs_of(
         engine_with(
             tiny(
@@ -157,6 +197,9 @@ def test_with_windows_too_sharing_recomputing_and_swapping_change_nothing(tmp_pa
 
 def test_in_8_bits_too_sharing_and_swapping_change_nothing(decoder: Decoder) -> None:
     expected, _ = outputs_of(engine_with(decoder, 1000, prefix_cache=False, kv_dtype="int8"))
+    engine = engine_with(decoder, 1000, kv_dtype="int8")
+    speculate(engine, Knowing(expected), FakeClock(), payoff=Always)
+    assert outputs_of(engine)[0] == expected
     for changes in ({}, {"preemption": "swap"}):
         outputs, counters = outputs_of(engine_with(decoder, SMALL, kv_dtype="int8", **changes))
         assert counters.prefix_hits_total > 100

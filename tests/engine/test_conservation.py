@@ -13,7 +13,7 @@ from engine.core import Engine, Output
 from engine.queue import POLICIES, PRIORITIES
 from engine.request import Finish, Request, State
 from engine.scheduler import Batching
-from tests.engine.fakes import FakeClock, ask, expected_output, make, run_out
+from tests.engine.fakes import FakeClock, Oracle, ask, expected_output, make, run_out, speculate
 
 BLOCKS = 17
 CONTEXT = 60
@@ -32,15 +32,18 @@ def freed_by(engine: Engine, request: Request) -> int:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """A pool that is too small for what comes, under every policy, with and without prefix cache, swap and static batches."""
+    """A pool that is too small for what comes, under every policy, with and without prefix cache, swap, static batches and
+    guessed tokens.
+    """
 
     @initialize(
         prefix_cache=st.booleans(),
         host_blocks=st.sampled_from([0, 6, 30]),
         static=st.booleans(),
         policy=st.sampled_from(sorted(POLICIES)),
+        guesses=st.none() | st.integers(1, 9),
     )
-    def an_engine(self, prefix_cache: bool, host_blocks: int, static: bool, policy: str) -> None:
+    def an_engine(self, prefix_cache: bool, host_blocks: int, static: bool, policy: str, guesses: int | None) -> None:
         self.engine, self.runner, self.clock = make(
             blocks=BLOCKS,
             block_size=4,
@@ -55,6 +58,9 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.requests: list[Request] = []
         self.ended: dict[str, Output] = {}
+        self.oracle = Oracle()
+        if guesses is not None:
+            speculate(self.engine, self.oracle, self.clock, guesses)
 
     def note(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -151,6 +157,9 @@ class EngineMachine(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         assert scheduler.pool.num_free == BLOCKS
         assert scheduler.host is None or scheduler.host.num_taken == 0
+        assert self.oracle.known == set()
+        guessed = self.engine.stats.speculation
+        assert guessed is None or guessed.accepted_total <= guessed.drafted_total
         counters = self.engine.stats.counters
         assert set(self.ended) == {request.id for request in self.requests}
         by_finish = [output.finish for output in self.ended.values()]
@@ -180,15 +189,19 @@ TestEngineForLong = pytest.mark.long(LongMachine.TestCase)
 TestEngineForLong.settings = settings(max_examples=300, stateful_step_count=200, deadline=None)
 
 
+@pytest.mark.parametrize("guesses", [False, True])
 @pytest.mark.parametrize("host_blocks", [0, 25])
 @pytest.mark.parametrize("count", [2_500, pytest.param(50_000, marks=pytest.mark.long)])
 def test_thousands_of_aborts_preemptions_prefix_hits_and_swaps_leave_no_block_behind(
-    count: int, host_blocks: int
+    count: int, host_blocks: int, guesses: bool
 ) -> None:
     source = random.Random(3)
     engine, _, clock = make(
         blocks=40, max_seqs=12, budget=32, buffer=8, prefix_cache=True, host_blocks=host_blocks, context=130
     )
+    oracle = Oracle()
+    if guesses:
+        speculate(engine, oracle, clock)
     requests: list[Request] = []
     for number in range(count):
         prompt = prompt_of(source.randrange(1, 6), source.randrange(50), source.randrange(1, 12), number)
@@ -202,6 +215,8 @@ def test_thousands_of_aborts_preemptions_prefix_hits_and_swaps_leave_no_block_be
     scheduler, counters = engine.scheduler, engine.stats.counters
     assert scheduler.pool.num_taken == 0
     assert scheduler.pool.num_free == 40
+    assert oracle.known == set()
+    assert engine.stats.speculation is None or engine.stats.speculation.accepted_total > count / 10
     assert scheduler.host is None or scheduler.host.num_taken == 0
     assert counters.requests_aborted_total > count / 2
     assert counters.prefix_hits_total > 4 * count

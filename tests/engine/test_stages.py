@@ -126,9 +126,9 @@ def test_scheduling_and_detokenising_are_the_engines_own_and_unknown_stays_unkno
     engine._stopwatch = watch
     schedule = engine.scheduler.schedule
 
-    def slow_schedule():  # type: ignore[no-untyped-def]
+    def slow_schedule(drafts):  # type: ignore[no-untyped-def]
         watch.now += 0.5
-        return schedule()
+        return schedule(drafts)
 
     engine.scheduler.schedule = slow_schedule  # type: ignore[method-assign]
 
