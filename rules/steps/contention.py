@@ -30,7 +30,7 @@ def contention(evidence: Evidence, bar: Bar) -> Finding:
     """A second process on the GPU since the pair became slow."""
     effect: Effect = effect_of(evidence, bar)
     held = [gpu for gpu in evidence.gpus if gpu.left_behind]
-    if held and effect.hurts:
+    if held and (effect.hurts or evidence.told):  # what nobody serves from is of no use, whether or not requests come
         return _left_behind(evidence, effect)
     counted = [gpu for gpu in evidence.gpus if gpu.processes is not None]
     if not counted:

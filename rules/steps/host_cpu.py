@@ -35,6 +35,8 @@ def host_cpu(evidence: Evidence, bar: Bar) -> Finding:
         return _tokenizer(evidence, starved)
     if masks_on_cpu(evidence, bar):
         return _masks(evidence, effect_of(evidence, bar))
+    if _paced(evidence, bar):
+        return _unfed(evidence, effect_of(evidence, bar))
     seen = () if host is None else (host.cpu, host.psi_cpu, host.core_max, host.cores, host.cores_asked)
     if host is None or (all(entry is None for entry in seen) and not host.throttling):
         return no_data(Cause.HOST_CPU, line("no_host"))
@@ -139,6 +141,30 @@ def _masks(evidence: Evidence, effect: Effect) -> Finding:
         (line("structured", ""), line("masks_on_cpu", "host.cpu_core_max_pct"), pair_line(evidence)),
         names_cause(Cause.HOST_CPU, effect),
         (fix("cheaper_grammar", Cost.SOFTWARE_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
+        since_ns=evidence.output.since_ns,
+        scope="node",
+    )
+
+
+def _paced(evidence: Evidence, bar: Bar) -> bool:
+    """A told batch beside a GPU that idles half of the time, and nothing of the cores: whoever launches its work is late with it."""
+    engine, host, util = evidence.engine, evidence.host, evidence.util_pct
+    if not evidence.told or engine is None or util is None or util < 1 or (host is not None and host.core_max is not None):
+        return False
+    return bar.reached("host_cpu.told_running", value(engine.running)) and bar.reached("host_cpu.told_util_pct", util)
+
+
+def _unfed(evidence: Evidence, effect: Effect) -> Finding:
+    running = value(evidence.engine.running) if evidence.engine is not None else None
+    return confirmed(
+        Cause.HOST_CPU,
+        Strength.WEAK,
+        (
+            line("unfed", "gpu.util_pct", running=running or 0.0, util_pct=evidence.util_pct or 0.0),
+            pair_line(evidence),
+        ),
+        names_cause(Cause.HOST_CPU, effect),
+        (fix("free_cpu", Cost.OPERATIONS_CHEAP), fix("raise_cpu_quota", Cost.SOFTWARE_CHEAP)),
         since_ns=evidence.output.since_ns,
         scope="node",
     )

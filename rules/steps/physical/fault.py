@@ -244,7 +244,7 @@ def _remapped(evidence: Evidence, bar: Bar) -> Finding | None:
 def _odd_one(evidence: Evidence, bar: Bar) -> Finding | None:
     """Of a group whose GPUs all read busy, one draws far more or far less than the others: they wait for each other, at its pace."""
     group, effect = evidence.group, effect_of(evidence, bar)
-    if len(group.power) < 2 or not effect.slow or group.running or (group.util and min(group.util) < 90):
+    if len(group.power) < 2 or not effect.slow or group.running or group.mixed or (group.util and min(group.util) < 90):
         return None
     middle = statistics.median(group.power)
     odd = max(range(len(group.power)), key=lambda rank: abs(group.power[rank] - middle))
