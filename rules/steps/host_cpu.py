@@ -149,7 +149,13 @@ def _masks(evidence: Evidence, effect: Effect) -> Finding:
 def _paced(evidence: Evidence, bar: Bar) -> bool:
     """A told batch beside a GPU that idles half of the time, and nothing of the cores: whoever launches its work is late with it."""
     engine, host, util = evidence.engine, evidence.host, evidence.util_pct
-    if not evidence.told or engine is None or util is None or util < 1 or (host is not None and host.core_max is not None):
+    if (
+        not evidence.told
+        or engine is None
+        or util is None
+        or util < 1
+        or (host is not None and host.core_max is not None)
+    ):
         return False
     return bar.reached("host_cpu.told_running", value(engine.running)) and bar.reached("host_cpu.told_util_pct", util)
 
