@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,12 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from pairscope.moment import iso
 from pairscope.selection import open_for_reading
 from rules.clocks import Clocks
 from rules.present import MARKS, present_all
 from rules.service import TriageSettings
 from rules.triage import JudgeSettings, judge
 from rules.verdict import Diagnosis, Status
+from rules.window import KEPT
 from telemetry import lineprotocol
 from telemetry.messages import say
 from telemetry.sample import Sample
@@ -56,17 +59,28 @@ def announce(path: Path, language: str) -> None:
             console.print(say("pairscope.judge.size", language, mb=size / 1e6), markup=False)
 
 
-def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> list[Diagnosis]:
-    """Judge a line-protocol file. StoreError, in one line, when it can't be read or holds nothing; bad lines are told of."""
-    language = settings.language
+def read_recording(path: Path, language: str, nodes: Sequence[str] = ()) -> tuple[list[Sample], int]:
+    """The samples (of these nodes) and how many lines could not be read.
+
+    StoreError in one line, with what to do, where there is nothing to judge.
+    """
     announce(path, language)
     try:
         with working(say("pairscope.judge.reading", language, where=path)):
             recording = lineprotocol.read(path)
             samples = list(recording)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except (EOFError, zlib.error):
+        raise StoreError(say("pairscope.judge.cut_off", language, path=path)) from None
+    except gzip.BadGzipFile:
+        raise StoreError(say("pairscope.judge.no_gzip", language, path=path)) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
+    if not samples and recording.bad_lines:
+        first = recording.problems[0]
+        values = {"path": path, "count": recording.bad_lines, "line": first.line, "reason": first.reason}
+        raise StoreError(say("pairscope.judge.no_line", language, **values))
+    refuse_nothing(samples, path, language)
     if recording.bad_lines:
         first = recording.problems[0]
         warning = say(
@@ -78,8 +92,44 @@ def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> 
             reason=first.reason,
         )
         Console(stderr=True, soft_wrap=True).print(warning, style="yellow", markup=False, highlight=False)
-    if not samples:
-        raise StoreError(say("pairscope.judge.no_samples", language, where=path))
+    kept = [sample for sample in samples if not nodes or sample.tags.get("node") in nodes]
+    if not any(is_judged(sample) for sample in kept):
+        known = sorted({sample.tags["node"] for sample in samples if is_judged(sample)})
+        listed = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
+        values = {"path": path, "node": ", ".join(nodes), "known": listed}
+        raise StoreError(say("pairscope.judge.none_of", language, **values))
+    return kept, recording.bad_lines
+
+
+def is_judged(sample: Sample) -> bool:
+    """Whether a sample makes a pair: events and what the agent says of itself make none, nor does what names no node."""
+    return sample.measurement in KEPT and bool(sample.tags.get("node"))
+
+
+def refuse_nothing(samples: Sequence[Sample], where: object, language: str) -> None:
+    """StoreError that says why, in one line, unless some sample makes a pair."""
+    if any(is_judged(sample) for sample in samples):
+        return
+    key = "no_node" if any(sample.measurement in KEPT for sample in samples) else "only_events" if samples else "empty"
+    raise StoreError(say(f"pairscope.judge.{key}", language, path=where, count=len(samples)))
+
+
+def announce_live(url: str, start_ns: int, nodes: Sequence[str], language: str) -> None:
+    """One line at once, on stderr, where no terminal shows that a store is being read: of a fleet that takes a while."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        named = ", ".join(nodes) or say("pairscope.judge.all_nodes", language)
+        told = say("pairscope.judge.live", language, node=named, where=public_url(url), since=iso(start_ns))
+        console.print(lineprotocol.printable(told), markup=False)
+
+
+def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> list[Diagnosis]:
+    """Judge a line-protocol file. StoreError, in one line, when it can't be read or holds nothing; bad lines are told of."""
+    language = settings.language
+    samples, _ = read_recording(path, language)
+    first_ns = min(sample.time_ns for sample in samples if is_judged(sample))
+    if at_ns is not None and at_ns < first_ns:
+        raise StoreError(say("pairscope.judge.before", language, path=path, first=iso(first_ns)))
     with working(say("pairscope.judge.judging", language, count=len(samples))):
         return judge(samples, at_ns, JudgeSettings(preset=settings.priors))
 
@@ -90,12 +140,13 @@ def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) ->
     store = open_for_reading(settings.store_url, settings.language)
     try:
         start_ns = end_ns - (FLEET_HISTORY_NS if node is None else NODE_HISTORY_NS)
+        announce_live(settings.store_url, start_ns, [node] if node else [], settings.language)
         samples = _read(store, start_ns, end_ns, {"node": node} if node else None)
         ahead = _ahead(store, end_ns, node) if at_ns is None else {}
         for name, offset in ahead.items():
             samples = [sample for sample in samples if sample.tags.get("node") != name]
             samples += _read(store, start_ns + offset, end_ns + offset, {"node": name})
-        if not samples:
+        if not any(is_judged(sample) for sample in samples):
             where = public_url(settings.store_url)
             known = sorted({tags["node"] for tags in store.series("host", since_ns=start_ns)})
             if node is None or not known:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from pairscope.judge import JUDGED, announce, working
+from pairscope.judge import JUDGED, announce_live, is_judged, read_recording, working
+from pairscope.moment import iso
 from pairscope.selection import open_for_reading
 from rules.clocks import offsets_of, set_right
 from rules.verdict import from_sample
-from telemetry import lineprotocol
 from telemetry.messages import say
 from telemetry.sample import Sample
 from telemetry.store import Store, StoreError, public_url
@@ -53,24 +52,18 @@ def of_recording(
 
     StoreError, in one line, for a file that can't be read or holds nothing that was asked for.
     """
-    announce(path, language)
-    try:
-        with working(say("pairscope.judge.reading", language, where=path)):
-            recording = lineprotocol.read(path)
-            samples = [s for s in recording if not nodes or s.tags.get("node") in nodes]
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
-    clocks = offsets_of(samples)
-    right = set_right(samples, clocks)
+    whole, bad_lines = read_recording(path, language, nodes)
+    clocks = offsets_of(whole)
+    right = set_right(whole, clocks)
     samples = sorted((s for s in right if at_ns is None or s.time_ns <= at_ns), key=lambda sample: sample.time_ns)
     if not samples:
-        raise StoreError(say("pairscope.judge.no_samples", language, where=path))
+        first_ns = min(sample.time_ns for sample in whole)
+        raise StoreError(say("pairscope.judge.before", language, path=path, first=iso(first_ns)))
     end_ns = samples[-1].time_ns if at_ns is None else at_ns
     if last_ns is not None:
         since_ns = max(end_ns - last_ns, samples[0].time_ns)
     from_ns = since_ns or samples[0].time_ns
-    return Source(path.name, tuple(samples), from_ns, end_ns, recording.bad_lines, file=str(path), clocks=clocks)
+    return Source(path.name, tuple(samples), from_ns, end_ns, bad_lines, file=str(path), clocks=clocks)
 
 
 def of_store(url: str, since_ns: int | None, end_ns: int, nodes: Sequence[str], language: str) -> Source:
@@ -81,11 +74,12 @@ def of_store(url: str, since_ns: int | None, end_ns: int, nodes: Sequence[str], 
     ):
         from_ns = since_ns or _beginning(store, end_ns, nodes)
         from_ns = max(min(from_ns, end_ns - SHORTEST_NS if since_ns is None else end_ns - 1), end_ns - LONGEST_NS)
+        announce_live(url, from_ns - HEALTH_NS, nodes, language)
         where = {"node": list(nodes)} if nodes else None
         samples: list[Sample] = []
         for measurement in JUDGED:
             samples += store.samples(measurement, start_ns=from_ns - HEALTH_NS, end_ns=end_ns + 1, where=where)
-    if not samples:
+    if not any(is_judged(sample) for sample in samples):
         raise StoreError(say("pairscope.judge.no_samples", language, where=public_url(url)))
     samples.sort(key=lambda sample: sample.time_ns)
     return Source(public_url(url), tuple(samples), from_ns, end_ns, store=public_url(url))

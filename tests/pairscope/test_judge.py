@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from telemetry.sample import Sample
+from telemetry.store import open_store
 from tests.pairscope.command_line import pairscope
 
 
@@ -61,3 +65,62 @@ def test_a_recording_that_is_made_says_at_once_how_much_it_will_be(tmp_path: Pat
     first, *rest = done.stderr.splitlines()
     assert done.exit_code == 0 and first == "making 31 min of a fleet (nodes: 1, GPUs a node: 2) ..."
     assert rest[0].startswith("wrote ")
+
+
+START = 1_700_000_000 * 10**9
+NOTHING = {
+    "empty.lp": (b"", "is empty", "为空"),
+    "events.lp": (
+        f'event,node=n1,kind=deploy,subject=chat text="a" {START}\n'.encode(),
+        "no reading of a GPU",
+        "没有 GPU",
+    ),
+    "nobody.lp": (f"gpu,gpu=0,uuid=G util_pct=3 {START}\n".encode(), "which node", "所属节点"),
+    "letter.lp": (b"Dear Sir\nor Madam\n", "line protocol", "行协议"),
+    "cut.lp.gz": (gzip.compress(b"host,node=n1 cpu_pct=5.0 1\n" * 999)[:-20], "cut off", "截断"),
+    "plain.lp.gz": (b"host,node=n1 cpu_pct=5.0 1\n", "without .gz", "去掉 .gz"),
+    "none.lp": (None, "No such file", "检查文件名"),
+}
+
+
+@pytest.mark.parametrize("command", ["triage", "report"])
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_recording_with_nothing_to_judge_is_one_line_with_what_to_do(tmp_path: Path, command: str, name: str) -> None:
+    content, english, chinese = NOTHING[name]
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    for language, said in (("en", english), ("zh", chinese)):
+        state = ("--state-dir", str(tmp_path / "state"), "--json", "--lang", language)
+        done = pairscope(command, str(path), *state)
+        assert done.exit_code == 2 and done.stdout == ""
+        (line,) = done.stderr.strip().splitlines()
+        assert said in line and str(path) in line and "samples name no node" not in line
+
+
+@pytest.mark.parametrize("command", ["triage", "report"])
+def test_a_moment_before_a_recording_and_a_node_that_it_has_not_are_named(tmp_path: Path, command: str) -> None:
+    state = ("--state-dir", str(tmp_path / "state"), "--json")
+    early = pairscope(command, str(recording(tmp_path, "n1")), "--at", "2020-01-01", *state)
+    assert early.exit_code == 2 and "begins at 2023-11-14T22:13:20Z" in early.stderr
+
+
+def test_a_report_of_a_node_that_a_recording_has_not_names_those_that_it_has(tmp_path: Path) -> None:
+    done = pairscope(
+        "report", str(recording(tmp_path, "n1")), "--node", "n9", "--state-dir", str(tmp_path / "s"), "--json"
+    )
+    assert done.exit_code == 2 and "n9" in done.stderr and "it has: n1" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["triage", "report"])
+def test_reading_a_store_is_told_of_at_once_on_stderr_where_no_terminal_shows_it(tmp_path: Path, command: str) -> None:
+    url = f"sqlite://{tmp_path}/x.db"
+    now = time.time_ns()
+    store = open_store(url)
+    store.write([Sample("host", {"node": "n1"}, {"cpu_pct": 5.0}, now - second * 10**9) for second in range(60)])
+    store.close()
+    done = pairscope(command, "--all", "--json", "--store", url, "--state-dir", str(tmp_path / "state"))
+    assert done.exit_code == 0
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"reading all nodes from {url}, since 20")
+    json.loads(done.stdout)
