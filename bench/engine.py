@@ -3,7 +3,7 @@
 python bench/engine.py
 python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
 python bench/engine.py --quantize none,int8,int4     (each scheme's speed beside what it costs the model)
-python bench/engine.py --ab paged,batching,chunked,prefix
+python bench/engine.py --ab paged,batching,chunked,prefix,speculation
 python bench/engine.py --stages     (where a step's time goes, and what timing it costs)
 """
 

@@ -27,5 +27,7 @@ def test_every_comparison_runs_and_paging_needs_a_fraction_of_the_memory(tmp_pat
 
 def test_a_comparison_that_there_is_not_is_refused_by_name() -> None:
     assert names("prefix,paged") == ["prefix", "paged"]
-    with pytest.raises(argparse.ArgumentTypeError, match="'pages' is none of paged, batching, chunked, prefix"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="'pages' is none of paged, batching, chunked, prefix, speculation"
+    ):
         names("prefix,pages")
