@@ -4,6 +4,7 @@ python bench/engine.py
 python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
 python bench/engine.py --quantize none,int8,int4     (each scheme's speed beside what it costs the model)
 python bench/engine.py --ab paged,batching,chunked,prefix,speculation
+python bench/engine.py --rss 10     (whether the server's memory grows in ten minutes of 16 streams)
 python bench/engine.py --stages     (where a step's time goes, and what timing it costs)
 """
 
@@ -30,7 +31,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-from bench import engine_ab, engine_stages
+from bench import engine_ab, engine_rss, engine_stages
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
@@ -76,6 +77,8 @@ def main() -> int:
         return engine_ab.report(wanted.ab, wanted.model, wanted.scale, wanted.repeats, wanted.json)
     if wanted.stages:
         return engine_stages.report(wanted.model, wanted.streams, wanted.tokens, wanted.repeats, wanted.json)
+    if wanted.rss:
+        return engine_rss.report(wanted.model, wanted.quantize[0], wanted.rss, wanted.rss_streams, wanted.json)
     path = find_model(wanted.model)
     load_before = os.getloadavg()[0]
     say = (lambda line: print(line, file=sys.stderr)) if wanted.json else print
@@ -130,6 +133,8 @@ def _arguments() -> argparse.Namespace:
         "--ab", type=engine_ab.names, help="compare ways of the engine instead: " + ",".join(engine_ab.COMPARISONS)
     )
     parser.add_argument("--stages", action="store_true", help="time the engine's stages, and what timing them costs")
+    parser.add_argument("--rss", type=float, metavar="MINUTES", help="the slope of the server's memory under streams")
+    parser.add_argument("--rss-streams", default=16, type=int, help="streams of --rss (default: %(default)s)")
     parser.add_argument("--scale", default=1.0, type=float, help="size of the work of --ab (default: %(default)s)")
     parser.add_argument(
         "--quantize",
