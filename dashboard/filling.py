@@ -6,6 +6,7 @@ from typing import Any
 
 from dash import html
 
+from dashboard.breakdown import breakdown
 from dashboard.chart import pair_chart
 from dashboard.empty import empty
 from dashboard.figures import of_when
@@ -51,6 +52,7 @@ def fill(view: View, settings: DashboardSettings) -> tuple[Filling, dict[str, An
             ("steps-title", {"children": _steps_title(view)}),
             ("steps", {"children": steps(view)}),
             ("next", {"children": do_next(view)}),
+            ("breakdown", {"children": breakdown(view)}),
         ]
     filling += _fleet(view, fleet, settings)
     return filling, _meta(view, settings)

@@ -46,6 +46,7 @@ class PairNow:
     reasons: tuple[str, ...] = ()
     kv_pct: float | None = None
     waiting: float | None = None
+    tells_stages: bool = False
     judged: Sample | None = None
     restart: Sample | None = None
 
@@ -58,7 +59,10 @@ class PairNow:
         return max(0.0, (now_ns - self.heard_ns) / SECOND_NS)
 
 
-_OF_AN_ENGINE = ("up", "starting", "tokens_per_s", "requests_waiting", "kv_used_pct", "requests_running", "stats_age_s")
+_OF_AN_ENGINE = (
+    *("up", "starting", "tokens_per_s", "requests_waiting", "kv_used_pct", "requests_running", "stats_age_s"),
+    "stage_mlp_s",
+)
 _OF_A_HOST = ("cpu_pct", "mem_used_pct", "load1")
 _OF_A_GPU = ("state", "util_pct", "throttle_reasons", "temp_c", "sm_clock_mhz")
 """What `_pair` draws on, and one or two that are there as long as anything is. There are many GPUs with many fields each."""
@@ -203,4 +207,5 @@ def _pair(
         reasons=tuple(name for bit, name in THROTTLE_REASONS if mask & bit and name != "gpu_idle"),
         kv_pct=value(spoke, "kv_used_pct"),
         waiting=value(spoke, "requests_waiting"),
+        tells_stages=value(engine, "stage_mlp_s") is not None,
     )

@@ -9,6 +9,8 @@ from dashboard.selection import SECOND_NS, Window
 from telemetry.sample import Sample
 
 Values = list[float | None]
+STAGES = ("tokenise", "schedule", "embed", "attention", "mlp", "sample", "detokenise")
+"""The way of a token, in order; `stage_<name>_s` of the engine's measurement counts the seconds of each."""
 HOLE_SHARE = 0.05
 """Reading the whole window again never takes more of the time than this."""
 HOLE_S = 45  # triage repeats a standing verdict every 30 s, and tells a change at once
@@ -33,7 +35,8 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """`columns` by (measurement, field); `shares` is the part of each bucket (0..1) that each GPU spent in a throttle reason.
+    """`columns` by (measurement, field); `shares` is the part of each bucket (0..1) that each GPU spent in a throttle reason,
+    `stages` the engine's seconds by stage, as far as they have been read.
 
     What lies before `read_from_ns` has not been read yet, which is not the same as nothing being there.
     """
@@ -41,6 +44,7 @@ class History:
     window: Window
     columns: Mapping[tuple[str, str], Sequence[Series]] = field(default_factory=dict)
     shares: Mapping[str, Sequence[Series]] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict)
     events: Sequence[Sample] = ()
     incidents: Sequence[Incident] = ()
     read_from_ns: int = 0

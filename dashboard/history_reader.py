@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dashboard.fleet import PairNow
-from dashboard.history import History, Series, Values, incidents, merged
+from dashboard.history import STAGES, History, Series, Values, incidents, merged
 from dashboard.selection import SECOND_NS, Window
 from telemetry.pairs import LANES
 from telemetry.sample import Sample
@@ -26,6 +26,7 @@ SHARES = (
     ("hw_power_brake", "throttle_hw_power_brake_s"),
     ("sync_boost", "throttle_sync_boost_s"),
 )
+STAGE_COUNTERS = {f"stage_{name}_s": name for name in STAGES}
 EVENT_LIMIT = 60
 ENGINE_EVENTS = ("deploy", "config", "restart", "oom")
 TAIL_NS = 30 * SECOND_NS
@@ -181,6 +182,7 @@ def _moved(before: _Kept, window: Window) -> _Kept:
 def _history(kept: _Kept, events: Sequence[Sample]) -> History:
     columns: dict[tuple[str, str], list[Series]] = {}
     shares: dict[str, list[Series]] = {}
+    stages: dict[str, float] = {}
     verdicts: list[Series] = []
     reasons = {counter: reason for reason, counter in SHARES}
     for (measurement, name, aggregate, tags), values in kept.columns.items():
@@ -189,6 +191,11 @@ def _history(kept: _Kept, events: Sequence[Sample]) -> History:
         series = Series(dict(tags), values)
         if measurement == "verdict":
             verdicts.append(series)
+        elif name in STAGE_COUNTERS:
+            busy = sum(value for value in values if value is not None)
+            stages[STAGE_COUNTERS[name]] = (
+                stages.get(STAGE_COUNTERS[name], 0.0) + busy * kept.window.step_ns / SECOND_NS
+            )
         elif aggregate == "rate":
             shares.setdefault(reasons[name], []).append(series)
         else:
@@ -198,6 +205,7 @@ def _history(kept: _Kept, events: Sequence[Sample]) -> History:
         window,
         {name: merged(several, window) for name, several in columns.items()},
         {name: merged(several, window) for name, several in shares.items()},
+        stages,
         events,
         incidents(verdicts, window),
         kept.read_from_ns,
@@ -231,6 +239,8 @@ def _questions(pair: PairNow) -> list[_Question]:
     ]
     if pair.gpus:
         found.append(_Question("gpu", tuple(counter for _, counter in SHARES), gpu, "rate"))
+    if pair.tells_stages:
+        found.append(_Question("engine", tuple(STAGE_COUNTERS), engine, "rate"))
     found.append(_Question("verdict", ("confidence",), engine, "max"))
     return found
 

@@ -72,12 +72,17 @@ def skeleton() -> Any:
                 ],
                 className="chart-stage",
             ),
+            html.Div(id="breakdown", className="breakdown"),
         ],
         className="card chart-card",
         id="chart-card",
     )
     side = html.Aside(
-        [html.H2(id="steps-title"), html.Div(id="steps", role="list"), html.Section(id="next", className="next")],
+        [
+            html.H2(id="steps-title"),
+            html.Div(id="steps", role="list"),
+            html.Section(id="next", className="next"),
+        ],
         id="side",
         className="side",
     )
