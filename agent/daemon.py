@@ -44,6 +44,7 @@ from agent.sampler import (
     Storage,
     acquaint,
     collectors_by_source,
+    misses_many,
     slow_fields,
     slow_measurements,
 )
@@ -317,16 +318,20 @@ class Agent:
         elif stalled:
             status = "stalled"
         else:
-            status = "ok" if self._delivery.connected else "degraded"
+            status = "degraded" if self._degraded() else "ok"
+        missed, due = self._sampler.missed_of_late()
         until_s = self._paused_until_s
         return status in ("ok", "degraded"), {
             "status": status,
+            "degraded": self._degraded(),
             "paused_until": None if until_s is None else moment(until_s),
             "state_dir": str(self.settings.state_dir),
             "node": self.settings.tags["node"],
             "interval_s": self.settings.interval_s,
             "ticks": last.number if last else 0,
             "ticks_missed": self._sampler.missed,
+            "ticks_missed_of_late": missed,
+            "ticks_due_of_late": due,
             "tick_age_s": None if age_s is None else round(age_s, 3),
             "spool_bytes": self._spool.size_bytes,
             "dropped_total": self._spool.dropped_total,
@@ -340,6 +345,17 @@ class Agent:
             "engine_answers_late": self._engines.late if self._engines else 0,
             "engines": [asdict(status) for status in self.statuses()],
         }
+
+    def _degraded(self) -> list[str]:
+        """What is not as it should be although the ticks go on, a sentence each."""
+        missed, due = self._sampler.missed_of_late()
+        found = []
+        if misses_many(missed, due):
+            pct = 100 * missed / due
+            found.append(say("agent.health.missed", self.settings.language, missed=missed, due=due, pct=pct))
+        if not self._delivery.connected:
+            found.append(say("agent.health.unconnected", self.settings.language))
+        return found
 
     def _keep(self, samples: Sequence[Sample]) -> None:
         self._latest.publish(samples, self._clock.monotonic_s())

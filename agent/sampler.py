@@ -118,6 +118,12 @@ LATE_START_INTERVALS = 0.25
 """A tick that is due may start this much late; later than that it is skipped."""
 
 LOG_EVERY_S = 60.0
+OF_LATE_S = 300.0
+"""So far back it is told how many ticks were missed."""
+
+MANY_MISSED, MISSED_SHARE = 5, 0.05
+"""Ticks of that time: fewer are a busy moment of the host, more are holes in what is judged. Own choice."""
+
 NOTED_LIMIT = 1000
 
 
@@ -181,6 +187,11 @@ class Change:
     done: threading.Event
 
 
+def misses_many(missed: int, due: int) -> bool:
+    """Whether so many of the ticks that were due of late were missed that it should be told."""
+    return missed >= MANY_MISSED and missed >= MISSED_SHARE * due
+
+
 class Sampler:
     """Ticks every `interval_s` from its start, without drift. Each collector runs on its own thread: one that raises, or takes
     too long, costs its own samples and nobody else's. `sink` gets all samples of a tick at once.
@@ -199,6 +210,7 @@ class Sampler:
         language: str = "en",
     ) -> None:
         self.missed = 0  # ticks that were due while an earlier one, or the machine, was busy
+        self._gaps: deque[tuple[float, int]] = deque()  # when ticks were found to be missed, and how many
         self.last: Tick | None = None
         self.sink_errors = 0
         self.dropped = 0  # fields and samples that the catalogue does not hold
@@ -227,11 +239,26 @@ class Sampler:
                 start_s, slot, interval_s = self.last.monotonic_s, 0, self._interval_s
             passed = (self._clock.monotonic_s() - start_s) / self._interval_s
             following = max(slot + 1, math.ceil(passed - LATE_START_INTERVALS))
-            self.missed += following - slot - 1
+            self._miss(following - slot - 1)
             slot = following
             wait_s = start_s + slot * self._interval_s - self._clock.monotonic_s()
             if wait_s > 0 and self._clock.wait(stop, wait_s):
                 return
+
+    def _miss(self, count: int) -> None:
+        self.missed += count
+        now_s = self._clock.monotonic_s()
+        if count:
+            self._gaps.append((now_s, count))
+        while self._gaps and self._gaps[0][0] < now_s - OF_LATE_S:
+            self._gaps.popleft()
+
+    def missed_of_late(self) -> tuple[int, int]:
+        """Ticks of the last five minutes that were missed, and that were due; after a longer stop all of them."""
+        begin_s = self._clock.monotonic_s() - OF_LATE_S
+        missed = sum(count for at_s, count in [*self._gaps] if at_s >= begin_s)
+        due = min(round(OF_LATE_S / self._interval_s), self._number + self.missed)
+        return min(missed, due), due
 
     def tick(self) -> list[Sample]:
         """One tick now: its samples, after the sink has had them."""

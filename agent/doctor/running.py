@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from agent.collectors.interface import Finding, Level
+from agent.sampler import misses_many
 from agent.settings import AgentSettings
 from telemetry.lineprotocol import printable
 from telemetry.messages import say
@@ -86,6 +87,10 @@ def _ticks(said: Mapping[str, Any], language: str) -> Sequence[Finding]:
     if status == "stalled":
         remedy = say("doctor.agent.stalled_remedy", language)
         return [Finding("agent", "error", say("doctor.agent.stalled", language, **values), remedy)]
+    missed, due = int(_number(said.get("ticks_missed_of_late"))), int(_number(said.get("ticks_due_of_late")))
+    if misses_many(missed, due):
+        text = say("doctor.agent.missed", language, node=values["node"], of_late=missed, due=due)
+        return [Finding("agent", "warning", text, say("doctor.agent.missed_remedy", language))]
     return [Finding("agent", "ok", say("doctor.agent.ticks", language, **values))]
 
 

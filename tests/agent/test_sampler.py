@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.collectors.interface import Tick
 from agent.counters import Rate
-from agent.sampler import Sampler, Storage
+from agent.sampler import Sampler, Storage, misses_many
 from telemetry.catalogue import check
 from telemetry.sample import Sample
 from tests.doubles.fake_clock import FakeClock
@@ -105,6 +105,24 @@ def test_a_missed_tick_is_skipped_and_counted_not_queued() -> None:
     run = Run([source], 4, clock).go()
     assert [tick.monotonic_s - start_s for tick in source.ticks] == pytest.approx([0.0, 1.0, 5.0, 6.0])
     assert run.sampler.missed == 3
+
+
+def test_what_was_missed_of_late_is_told_beside_what_was_due_and_forgotten_after_five_minutes() -> None:
+    clock = FakeClock()
+
+    def work(tick: Tick) -> Sequence[Sample]:
+        clock.advance(1.6 if 10 < tick.number <= 30 else 0.1)
+        return []
+
+    source = Source("host", work)
+    run = Run([source], 30, clock)
+    assert run.sampler.missed_of_late() == (0, 0) and not misses_many(0, 0)
+    run.go()
+    missed, due = run.sampler.missed_of_late()
+    assert missed == run.sampler.missed >= 19 and due == 30 + missed and misses_many(missed, due)
+    clock.advance(400)
+    assert run.sampler.missed_of_late()[0] == 0
+    assert not misses_many(2, 10) and not misses_many(14, 300) and misses_many(15, 300)
 
 
 def test_a_tick_that_is_a_little_late_is_made_and_the_grid_stays() -> None:
