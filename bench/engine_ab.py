@@ -69,7 +69,9 @@ class Bench:
         engine = Engine(
             scheduler, Runner(decoder, cache, runner.threads), cost_of(decoder, cache), stats, frozenset(), context
         )
-        engine.speculate(make_speculation(settings, context, lambda line: None))
+        engine.speculate(
+            make_speculation(settings, settings.kv_blocks, context, decoder.config.vocab, None, lambda line: None)
+        )
         return engine
 
     def size(self, tokens: int) -> int:

@@ -14,7 +14,10 @@ from engine.blocks import BlockPool
 from engine.checkpoints.find import find_model, open_checkpoint
 from engine.contiguous import ContiguousPool
 from engine.core import Engine
+from engine.draft import Proposer
+from engine.draftmodel import DraftModel, load_draft
 from engine.kvstore import KVStore, bytes_per_token
+from engine.model import Decoder
 from engine.modelconfig import ModelConfig
 from engine.ngram import NGram
 from engine.probe import measure_peaks
@@ -37,7 +40,8 @@ Progress = Callable[[str, float], None]
 
 DEFAULT_KV_GIB = 1.0
 CUDA_KV_SHARE = 0.9
-DRAFT_TOKENS = 8
+NGRAM_TOKENS, MODEL_TOKENS = 8, 4
+"""Tokens of a draft at most: guesses of the text itself cost nothing, those of a model a step of its each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,13 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
         loader = SchemeLoader(checkpoint, path, dtype, device, context, settings.quantize_group, progress, log)
         loaded = loader.load(settings.quantize)
         decoder = loaded.decoder
+        draft = load_draft(settings, tokenizer, dtype, device, context, progress, log)
         del loader  # and with it full weights that were only compared with
         progress("cache", 0.0)
         int8 = settings.kv_dtype == "int8"
         token_bytes = bytes_per_token(config, dtype, int8)
-        num_blocks = choose_blocks(settings, token_bytes, device)
+        draft_bytes = bytes_per_token(draft.config, dtype) if draft is not None else 0
+        num_blocks = choose_blocks(settings, token_bytes + draft_bytes, device)
         host_blocks = choose_host_blocks(settings, token_bytes)
         cache = KVStore(config, num_blocks, settings.block_size, dtype, device, int8, host_blocks)
         progress("probe", 0.0)
@@ -98,7 +104,7 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
         started_s=time.monotonic(), peaks=peaks, stage_seconds=stages
     )  # what warming up counted is nobody's traffic
     engine.steps = StepLog()
-    engine.speculate(make_speculation(settings, context, log))
+    engine.speculate(make_speculation(settings, num_blocks, context, config.vocab, draft, log))
     engine.beat()
     scheme = f"{loaded.quality.scheme} {settings.quantize_group}" if loaded.quality else "none"
     identity = {
@@ -131,12 +137,25 @@ def make_scheduler(
     )
 
 
-def make_speculation(settings: EngineSettings, context: int, log: Callable[[str], None]) -> Speculation | None:
-    """What the settings describe; None where nothing is to be guessed."""
+def make_speculation(
+    settings: EngineSettings,
+    num_blocks: int,
+    context: int,
+    vocab: int,
+    draft: Decoder | None,
+    log: Callable[[str], None],
+) -> Speculation | None:
+    """What the settings describe, with `draft` as the smaller model if they want one, whose cache has as many blocks as the
+    large one's; None where nothing is to be guessed.
+    """
     if settings.speculate == "off":
         return None
-    proposer = NGram(settings.speculate_ngram_min, settings.speculate_ngram_max)
-    most = settings.speculate_tokens or DRAFT_TOKENS
+    proposer: Proposer = NGram(settings.speculate_ngram_min, settings.speculate_ngram_max)
+    if draft is not None:
+        size, dtype, device = settings.block_size, draft.embedding.dtype, draft.embedding.device
+        cache = KVStore(draft.config, num_blocks, size, dtype, device)
+        proposer = DraftModel(draft, cache, BlockPool(num_blocks, size), vocab)
+    most = settings.speculate_tokens or (NGRAM_TOKENS if draft is None else MODEL_TOKENS)
     return Speculation(proposer, most, context, SpeculationStats(), time.monotonic, log)
 
 

@@ -98,6 +98,10 @@ class SchemeLoader:
         self._log("auto: full weights, as no scheme is both worth it and good enough")
         return self.full
 
+    def unchecked(self, scheme: str) -> Loaded:
+        """With a scheme whatever it costs: for a model whose words are only guesses."""
+        return self._load(self.choice(scheme))
+
     def check(self, scheme: str, choice: Choice, anew: bool = False) -> Checked:
         """Load with a scheme and say its quality: as remembered for this checkpoint and kernel, or measured."""
         loaded = self._load(choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -46,8 +47,11 @@ class EngineSettings:
     policy: str = "first-come"  # who is admitted next: first-come, shortest-first, earliest-deadline
     ageing_s: float = 10.0  # by how much the policy puts a request off at most; as much is a level of priority
 
-    speculate: str = "off"  # who guesses tokens to be verified several in one step: off, ngram (the text itself)
-    speculate_tokens: int | None = None  # tokens of a draft at most; None: 8
+    speculate: str = (
+        "off"  # who guesses tokens to be verified together: off, ngram (the text itself), draft:MODEL (a smaller one)
+    )
+    speculate_tokens: int | None = None  # tokens of a draft at most; None: 8 of ngram, 4 of a model
+    speculate_quantize: str = "none"  # weights of the smaller model: none, int8, int4 (CPU only)
     speculate_ngram_min: int = 2  # so many last tokens must have stood somewhere before,
     speculate_ngram_max: int = 4  # better so many
 
@@ -86,6 +90,7 @@ _CHOICES = {
     "preemption": ("recompute", "swap"),
     "batching": ("continuous", "static"),
     "policy": ("first-come", "shortest-first", "earliest-deadline"),
+    "speculate_quantize": ("none", "int8", "int4"),
 }
 
 _BOUNDS = {
@@ -132,8 +137,8 @@ def check(settings: EngineSettings) -> None:
         value = getattr(settings, name)
         if value not in choices:
             raise SettingsError(f"{name} is {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}")
-    if settings.speculate not in ("off", "ngram"):
-        raise SettingsError(f"speculate is {settings.speculate!r}: choose off or ngram")
+    if settings.speculate not in ("off", "ngram") and not re.fullmatch("draft:.+", settings.speculate):
+        raise SettingsError(f"speculate is {settings.speculate!r}: choose off, ngram or draft:MODEL")
     if settings.speculate_ngram_min > settings.speculate_ngram_max:
         raise SettingsError(
             f"speculate_ngram_min is {settings.speculate_ngram_min}: it must not lie above speculate_ngram_max "

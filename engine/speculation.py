@@ -88,7 +88,8 @@ class Speculation:
             self._records[row.request.id].judge(accepted, tokens, self.most)
             self.stats.add(self._clock(), tokens, accepted)
         if len(plan.rows) == self._decoding and all(row.known_end - row.start == 1 for row in plan.rows):
-            self._weigh(len(plan.rows), bool(drafted), step_s + self._drafting_s, sum(got.values()))
+            # what was computed for guesses that are still to come is no cost of a step without any
+            self._weigh(len(plan.rows), bool(drafted), step_s + bool(drafted) * self._drafting_s, sum(got.values()))
 
     def forget(self, id: str) -> None:
         """This request has ended."""

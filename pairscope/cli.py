@@ -168,7 +168,7 @@ def engine_command(
     host: Annotated[str | None, typer.Option(help=t("engine.host"))] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("engine.port"))] = None,
     quantize: Annotated[str | None, typer.Option(metavar="none|int8|int4|auto", help=t("engine.quantize"))] = None,
-    speculate: Annotated[str | None, typer.Option(metavar="off|ngram", help=t("engine.speculate"))] = None,
+    speculate: Annotated[str | None, typer.Option(metavar="off|ngram|draft:MODEL", help=t("engine.speculate"))] = None,
     speculate_tokens: Annotated[int | None, typer.Option(min=1, max=64, help=t("engine.speculate_tokens"))] = None,
     check_quality: Annotated[bool, typer.Option("--check-quality", help=t("engine.check_quality"))] = False,
     step_log: Annotated[str | None, typer.Option(metavar="FILE", help=t("engine.step_log"))] = None,
