@@ -357,14 +357,13 @@ class Engine:
                 counters.requests_finished_total += 1
                 self.stats.request_latency.observe(now - request.arrived_s)
                 self.stats.output_length.observe(request.num_output)
-                self._time_per_output_token(request)
+                self._time_per_output_token(request, now)
         return Output(request, text, tokens, finish, error)
 
-    def _time_per_output_token(self, request: Request) -> None:
-        """The mean of one answer: its time after the first token, by the tokens that came in it."""
-        if request.first_token_s is not None and request.last_token_s is not None and request.num_output > 1:
-            seconds = request.last_token_s - request.first_token_s
-            self.stats.time_per_output_token.observe(seconds / (request.num_output - 1))
+    def _time_per_output_token(self, request: Request, now: float) -> None:
+        """The mean of one answer, whose last token has come now: its time after the first one, by the tokens that came in it."""
+        if request.first_token_s is not None and request.num_output > 1:
+            self.stats.time_per_output_token.observe((now - request.first_token_s) / (request.num_output - 1))
 
     def _out_of_memory(self, plan: StepPlan, reason: str) -> list[Output]:
         """Give up the requests of this step, so that the others can go on."""

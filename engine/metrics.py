@@ -61,12 +61,11 @@ class EngineMetrics:
         info.add_metric(list(self._info.values()), 1)
         yield info
         yield self._gauge("uptime_s", self._now_s - self._started_s)
-        stats = self._stats
-        if stats is None:
+        if self._stats is None:
             return
-        with stats.lock:
-            families = [*self._gauges(stats), *self._counters(stats), *self._stages(stats), *self._histograms(stats)]
-        yield from families
+        stats = self._stats.snapshot()
+        for families in (self._gauges, self._counters, self._stages, self._histograms):
+            yield from families(stats)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
         occupancy = stats.occupancy

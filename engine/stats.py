@@ -6,7 +6,8 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from engine.accounting import Peaks, Work, utilisation
@@ -36,6 +37,11 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+    def __copy__(self) -> Histogram:
+        made = Histogram(self.bounds)
+        made.counts, made.sum = self.counts.copy(), self.sum
+        return made
 
     @property
     def count(self) -> int:
@@ -143,6 +149,9 @@ class SpeculationStats:
         while self.recent[0][0] < at_s - WINDOW_S:
             self.recent.popleft()
 
+    def __copy__(self) -> SpeculationStats:
+        return replace(self, recent=self.recent.copy())
+
     def acceptance(self, now_s: float) -> tuple[float, float] | None:
         """(share of guessed tokens that were right in %, tokens that a draft brought, its bonus token among them), over the last
         WINDOW_S seconds; None when nothing was drafted.
@@ -166,7 +175,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class EngineStats:
-    """One per engine. Take `lock` for reading several numbers that must fit together."""
+    """One per engine. Take `lock` for writing, and a snapshot for reading several numbers that must fit together."""
 
     started_s: float
     peaks: Peaks
@@ -186,6 +195,12 @@ class EngineStats:
     step_time: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     prompt_length: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output_length: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+
+    def snapshot(self) -> EngineStats:
+        """All of it as it is now. To make text of the numbers takes milliseconds, in which steps must not wait for the lock."""
+        with self.lock:
+            own = {f.name: copy(getattr(self, f.name)) for f in fields(self) if f.name != "lock"}
+        return EngineStats(**own)
 
     def record_step(self, record: StepRecord) -> None:
         self.counters.steps_total += 1

@@ -8,23 +8,27 @@ import pytest
 import torch
 
 from engine.accounting import ModelCost, Peaks, Work, least_s, utilisation
+from engine.core import StepResult
 from engine.kvstore import bytes_per_token
+from engine.metrics import EngineMetrics
 from engine.modelconfig import ModelConfig
 from engine.request import Request, Sampling
 from engine.rope import RopeScaling
-from engine.scheduler import Row
+from engine.scheduler import Row, StepPlan
 from engine.stats import (
     WINDOW_S,
     EngineStats,
     Histogram,
     Occupancy,
     Phase,
+    SpeculationStats,
     StepRecord,
     phase_of,
     prompt_len_max,
     recent,
 )
 from engine.threads import TRY_EVERY, ThreadChooser, usable_cores
+from tests.engine.fakes import ask, make, run_out
 
 
 def shape(layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
@@ -170,6 +174,53 @@ def test_utilisation_is_over_the_time_inside_recent_steps_and_unknown_without_an
     assert later is not None
     assert later.tokens_per_step == 1.0
     assert recent(stats, 9.0 + WINDOW_S + 1) is None
+
+
+def test_each_time_of_an_answer_is_between_the_moments_that_it_is_named_after() -> None:
+    engine, runner, clock = make(budget=16)
+    run, took = runner.run, iter((3.0, 5.0, 0.5, 0.25, 0.125))
+
+    def timed(plan: StepPlan) -> StepResult:
+        clock.now += next(took)
+        return run(plan)
+
+    runner.run = timed  # type: ignore[method-assign]
+    engine.add(ask("a", 20, 4, clock))  # two chunks of its prompt, then three more tokens
+    clock.now += 7.0
+    run_out(engine)
+    stats = engine.stats
+    assert (stats.queue_time.count, stats.queue_time.sum) == (1, 7.0)
+    assert (stats.time_to_first_token.count, stats.time_to_first_token.sum) == (1, 7.0 + 3.0 + 5.0)
+    assert (stats.inter_token_latency.count, stats.inter_token_latency.sum) == (3, 0.875)
+    assert (stats.time_per_output_token.count, stats.time_per_output_token.sum) == (1, pytest.approx(0.875 / 3))
+    assert (stats.request_latency.count, stats.request_latency.sum) == (1, 15.875)
+    engine.add(ask("b", 1, 1, clock))
+    runner.run = run  # type: ignore[method-assign]
+    run_out(engine)
+    assert stats.request_latency.count == 2
+    assert stats.time_per_output_token.count == 1  # a single token has no time per token
+
+
+def test_a_snapshot_stays_what_it_was_whatever_is_counted_later_and_the_lock_is_free_meanwhile() -> None:
+    def count(stats: EngineStats) -> None:
+        stats.record_step(StepRecord(1.0, 0.5, 3, Work(100, 5)))
+        stats.record_prompt(1.0, 900)
+        stats.add_stages([1.0] * 7)
+        stats.counters.generation_tokens_total += 1
+        stats.time_to_first_token.observe(1.0)
+        assert stats.speculation is not None
+        stats.speculation.add(1.0, 4, 2)
+
+    stats = EngineStats(0.0, Peaks(1000.0, 100.0), speculation=SpeculationStats(), stage_seconds=[0.0] * 7)
+    count(stats)
+    kept, told = stats.snapshot(), EngineMetrics("m", "1", "x", 0.0)
+    told.watch(kept)
+    before = told.text(2.0)
+    count(stats)
+    assert told.text(2.0) == before
+    told.watch(stats)
+    assert told.text(2.0) != before
+    assert not stats.lock.locked()
 
 
 def test_prefill_is_judged_by_its_operations_and_decode_by_its_bytes_each_by_its_own_steps() -> None:
