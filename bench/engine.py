@@ -6,6 +6,7 @@ python bench/engine.py --quantize none,int8,int4     (each scheme's speed beside
 python bench/engine.py --ab paged,batching,chunked,prefix,speculation
 python bench/engine.py --rss 10     (whether the server's memory grows in ten minutes of 16 streams)
 python bench/engine.py --stages     (where a step's time goes, and what timing it costs)
+python bench/engine.py --peers vllm,llama --vllm-python PATH --llama-python PATH     (beside other engines: bench/engine_peers.py)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-from bench import engine_ab, engine_rss, engine_stages
+from bench import engine_ab, engine_peers, engine_rss, engine_stages
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
@@ -39,7 +41,7 @@ from engine.quality import Quality
 from engine.request import Request, Sampling
 from engine.settings import DEFAULT_MODEL, EngineSettings
 
-PROMPT = "The history of computing begins with a simple question"
+PROMPT = engine_peers.PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ def main() -> int:
         return engine_stages.report(wanted.model, wanted.streams, wanted.tokens, wanted.repeats, wanted.json)
     if wanted.rss:
         return engine_rss.report(wanted.model, wanted.quantize[0], wanted.rss, wanted.rss_streams, wanted.json)
+    if wanted.peers:
+        return _beside_peers(wanted)
     path = find_model(wanted.model)
     load_before = os.getloadavg()[0]
     say = (lambda line: print(line, file=sys.stderr)) if wanted.json else print
@@ -118,6 +122,43 @@ def main() -> int:
     return 0 if all(row.ratio > 1 for row in rows) else 1
 
 
+def _beside_peers(wanted: argparse.Namespace) -> int:
+    tell = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    pythons = {name: getattr(wanted, f"{name}_python") for name in wanted.peers}
+    for name in [name for name, python in pythons.items() if python is None]:
+        print(f"{name} is not measured: name its interpreter with --{name}-python")
+        del pythons[name]
+    load = os.getloadavg()[0]
+    engines = {scheme: _assemble(scheme, wanted, tell) for scheme in wanted.quantize}
+    quality = {scheme: engine.quality for scheme, engine in engines.items() if engine.quality is not None}
+    prompt = next(iter(engines.values())).tokenizer.encode(PROMPT)
+
+    def in_process(scheme: str, engine: Assembled) -> engine_peers.Contender:
+        def run(streams: int) -> engine_peers.Run:
+            return engine_peers.Run(streams * wanted.tokens / _engine_run(engine, prompt, streams, wanted.tokens)())
+
+        return engine_peers.Contender(scheme, "in process", "", run)
+
+    heading = (
+        f"{_cpu_name()}, {usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}; torch {torch.__version__}; "
+        f"load {load:.1f} before; "
+        f"{time.strftime('%Y-%m-%d')}; {len(prompt)} prompt and {wanted.tokens} output tokens, greedy; median of {wanted.repeats}"
+    )
+    with tempfile.TemporaryDirectory(prefix="pairscope-bench-") as folder:
+        asked = engine_peers.Wanted(
+            wanted.model,
+            find_model(wanted.model),
+            Path(folder),
+            wanted.streams,
+            wanted.tokens,
+            wanted.repeats,
+            wanted.quantize,
+            {name: Path(python) for name, python in pythons.items()},
+        )
+        contenders = [in_process(scheme, engine) for scheme, engine in engines.items()]
+        return engine_peers.report(asked, contenders, quality, heading, wanted.json, tell)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -142,6 +183,16 @@ def _arguments() -> argparse.Namespace:
         type=lambda text: text.split(","),
         help="weights: none, int8, int4, several with commas (default: %(default)s)",
     )
+    parser.add_argument(
+        "--peers", default=[], type=lambda text: text.split(","), help="compare with these instead: vllm, llama or both"
+    )
+    for name in engine_peers.PEERS:
+        parser.add_argument(
+            f"--{name}-python",
+            default=os.environ.get(f"PAIRSCOPE_{name.upper()}_PYTHON"),
+            metavar="PATH",
+            help=f"interpreter of the environment that has {name} (default: $PAIRSCOPE_{name.upper()}_PYTHON)",
+        )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser.parse_args()
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.native import Kernels, kernels
+from engine.kernels.native import Kernels
 from engine.linear import Kernel, Linear, Packed, Plain
-from engine.quantized import Compiled, Int4, Int8, TorchInt4, TorchInt8, Widened
+from engine.quantized import Compiled, Full, Int4, Int8, TorchInt4, TorchInt8, Widened
 
 Tensor = torch.Tensor
 Log = Callable[[str], None]
@@ -41,7 +41,7 @@ class Choice:
         return math.prod(self.speedups) ** (1 / len(self.speedups))
 
 
-def choose_kernel(sample: Tensor, log: Log, scheme: str = "none", group: int = 32) -> Choice:
+def choose_kernel(sample: Tensor, log: Log, compiled: Kernels | None, scheme: str = "none", group: int = 32) -> Choice:
     """The fastest kernel of a scheme (none, int8, int4): it must work, agree with the reference and be faster than that.
 
     torch's packing operators are not promised to stay; where they are missing or fail, another one is the answer.
@@ -49,13 +49,12 @@ def choose_kernel(sample: Tensor, log: Log, scheme: str = "none", group: int = 3
     if sample.device.type != "cpu":
         return Choice(Plain, "plain", Plain)
     inputs = _inputs(sample)
-    full = _working({"plain": Plain, "packed": Packed}, sample, inputs, {}, log)
+    full = _working(_full_candidates(sample.dtype, compiled), sample, inputs, {}, log)
     times = _times({name: kernel(sample, None) for name, kernel in full.items()}, inputs)
     best = _fastest(times)
     if scheme == "none":
         log(f"linear kernel: {best}, beside plain: {told(_speedups(times['plain'], times[best]))}")
-        return Choice(full[best], best, full[best])
-    compiled = kernels(log)
+        return Choice(full[best], best, full[best], compiled if "compiled" in best else None)
     candidates = _candidates(scheme, group, full[best], compiled)
     found = _working(candidates, sample, inputs, {"bfloat16": HALF}, log)
     tried = {name: kernel(sample, None) for name, kernel in found.items()} | {"full": full[best](sample, None)}
@@ -76,6 +75,13 @@ def _speedups(base: Sequence[float], times: Sequence[float]) -> tuple[float, ...
 def told(speedups: Sequence[float]) -> str:
     """In words, for a log."""
     return ", ".join(f"{x:.1f}x at {rows}" for rows, x in zip(ROWS, speedups, strict=True)) + " rows"
+
+
+def _full_candidates(dtype: torch.dtype, compiled: Kernels | None) -> dict[str, Kernel]:
+    found: dict[str, Kernel] = {"plain": Plain, "packed": Packed}
+    if compiled is not None and dtype is torch.float32:
+        found[f"compiled {compiled.name}"] = lambda weight, bias: Compiled(compiled, Full.of(weight), bias)
+    return found
 
 
 def _candidates(scheme: str, group: int, full: Kernel, compiled: Kernels | None) -> Mapping[str, Kernel]:
@@ -109,7 +115,7 @@ def _working(
                 raise RuntimeError(f"its product lies {error:.2g} from the reference")
             working[name] = kernel
         except (RuntimeError, AttributeError) as error:
-            log(f"linear kernel {name}: not used ({str(error).splitlines()[0]})")
+            log(f"linear kernel {name}: not used ({(str(error).splitlines() or [type(error).__name__])[0]})")
     return working
 
 

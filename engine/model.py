@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,8 @@ class Decoder:
         self.head = head
         self.attention = GatherAttention(config)
         self.clock: StageClock = Untimed()
+        # computes all layers at once, in place, and says how many seconds of it attention took; None: not such a step
+        self.fused: Callable[[Tensor, Batch, KVStore], float | None] | None = None
         # rounded as the reference rounds it
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embedding.dtype))
         self.rotations = rotations(config.head_dim, config.rope_theta, config.rope, context, embedding.device)
@@ -74,6 +77,8 @@ class Decoder:
         x = F.embedding(batch.ids, self.embedding)
         if config.embedding_scale != 1.0:
             x = x * self.embedding_scale
+        if self.fused is not None and self._all_at_once(x, batch, cache):
+            return x[: batch.tokens]
         turn = local_turn = self.rotations[batch.positions].unsqueeze(1)
         if self.local_rotations is not self.rotations:
             local_turn = self.local_rotations[batch.positions].unsqueeze(1)
@@ -95,6 +100,17 @@ class Decoder:
             x = self._mlp(layer, x)
             clock.mark(Stage.MLP)
         return x[: batch.tokens]
+
+    def _all_at_once(self, x: Tensor, batch: Batch, cache: KVStore) -> bool:
+        """Whether all layers were computed in one call, in place."""
+        assert self.fused is not None
+        self.clock.mark(Stage.EMBED)
+        attention_s = self.fused(x, batch, cache)
+        if attention_s is None:
+            return False
+        self.clock.mark(Stage.MLP)
+        self.clock.move(Stage.MLP, Stage.ATTENTION, attention_s)
+        return True
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         eps = self.config.norm_eps

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from engine.kernels.build import cache_folder, own_folder, written_whole
+from engine.kernels.build import HEADERS, SOURCE, cache_folder, own_folder, written_whole
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """What is read of each file for a checkpoint's fingerprint: other weights differ everywhere."""
@@ -121,6 +121,6 @@ class QualityCache:
 @cache
 def _code() -> str:
     """Changes with the code that decides what a scheme costs."""
-    names = ("quantized.py", "kernelchoice.py", "kernels/quantized.cpp")
+    names = ("quantized.py", "kernelchoice.py", "fusedstep.py", *(f"kernels/{name}" for name in (SOURCE, *HEADERS)))
     room = files(__package__)
     return hashlib.sha256(b"".join(room.joinpath(name).read_bytes() for name in names)).hexdigest()

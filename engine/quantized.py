@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: how they are made from full ones, and their products, by compiled kernels or by torch alone."""
+"""Weights in 8 and 4 bits: how they are made from full ones; and their products and full ones', by compiled kernels or by torch alone."""
 
 from __future__ import annotations
 
@@ -109,6 +109,24 @@ def _ranges(part: Tensor, more: int) -> Tensor:
 Quantised = Int8 | Int4
 
 
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Weights as they are, for the compiled kernels: float32."""
+
+    numbers: Tensor  # [outputs, inputs] float32
+    inputs: int
+    group: int = ACTIVATION_GROUP
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Full:
+        return cls(weight.float(), weight.shape[1])
+
+    def packed(self) -> Tensor:
+        """As the kernels read them (see full.h)."""
+        numbers = F.pad(self.numbers, (0, 0, 0, -self.numbers.shape[0] % BLOCK))
+        return numbers.view(-1, BLOCK, self.inputs).transpose(1, 2).contiguous()
+
+
 def grouped(x: Tensor) -> Tensor:
     """Activations [rows, inputs] as the kernels see them: rounded to 8 bits in groups of 32."""
     rows, inputs = x.shape
@@ -122,17 +140,17 @@ def grouped(x: Tensor) -> Tensor:
 class Compiled(Composed):
     """By the compiled kernels; the norm before, the gate and the residual are part of the same pass."""
 
-    __slots__ = ("_address", "_kept", "_kernels", "_outputs", "nbytes", "num_weights")
+    __slots__ = ("_kept", "_kernels", "_outputs", "address", "nbytes", "num_weights")
 
-    def __init__(self, kernels: Kernels, quantised: Quantised, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Kernels, quantised: Quantised | Full, bias: Tensor | None) -> None:
         outputs, padded = quantised.numbers.shape
         packed = quantised.packed()
         full_bias = None if bias is None else bias.float().contiguous()
         at = (packed.data_ptr(), None if full_bias is None else full_bias.data_ptr())
-        bits = 8 if isinstance(quantised, Int8) else 4
+        bits = {Int8: 8, Int4: 4, Full: 32}[type(quantised)]
         weights = Weights(*at, quantised.inputs, padded, outputs, quantised.group, bits)
         self._kept = (packed, full_bias, weights)  # the kernels know only addresses
-        self._address = ctypes.c_void_p(ctypes.addressof(weights))
+        self.address = ctypes.c_void_p(ctypes.addressof(weights))
         self._kernels = kernels
         self._outputs = outputs
         self.nbytes = packed.nbytes
@@ -170,7 +188,7 @@ class Compiled(Composed):
         if not x.is_contiguous():
             x = x.contiguous()
         y = x.new_empty(x.shape[0], self._outputs) if residual is None else residual
-        self._kernels.product(self._address, x, y, norm, eps, gated, residual)
+        self._kernels.product(self.address, x, y, norm, eps, gated, residual)
         return y
 
 

@@ -12,7 +12,9 @@ import torch
 from engine.attention import CompiledAttention
 from engine.checkpoints.interface import Checkpoint
 from engine.divergence import measure
+from engine.fusedstep import FusedStep
 from engine.kernelchoice import Choice, choose_kernel, told
+from engine.kernels.native import Kernels, kernels
 from engine.loader import load_decoder, trial_weight
 from engine.model import Decoder
 from engine.quality import PoorQuality, Quality, QualityCache, fingerprint, text
@@ -73,12 +75,16 @@ class SchemeLoader:
         return self._load(self.choice("none"))
 
     @cached_property
+    def _compiled(self) -> Kernels | None:
+        return kernels(self._log) if self._device.type == "cpu" else None
+
+    @cached_property
     def _sample(self) -> torch.Tensor:
         return trial_weight(self._checkpoint, self._dtype, self._device)
 
     def choice(self, scheme: str) -> Choice:
         """The fastest kernel of a scheme here."""
-        return choose_kernel(self._sample, self._log, scheme, self._group)
+        return choose_kernel(self._sample, self._log, self._compiled, scheme, self._group)
 
     def load(self, wanted: str) -> Loaded:
         """With the scheme that is wanted. PoorQuality when this model doesn't bear it; `auto` takes the fastest that it bears."""
@@ -130,4 +136,6 @@ class SchemeLoader:
         )
         if choice.compiled is not None and CompiledAttention.suits(decoder.config, self._dtype):
             decoder.attention = CompiledAttention(decoder.config, choice.compiled)
+            if FusedStep.suits(decoder):
+                decoder.fused = FusedStep(decoder, choice.compiled)
         return Loaded(decoder, choice)

@@ -42,6 +42,9 @@ class StageClock(Protocol):
     def mark(self, stage: Stage) -> None:
         """What has gone by since the last mark, or the beginning, belongs to `stage`."""
 
+    def move(self, source: Stage, to: Stage, seconds: float) -> None:
+        """So many seconds that are marked as `source` belong to another stage. Only the host's clock has such marks."""
+
     def take(self, seconds: float) -> Seconds | None:
         """The step has ended and has taken so long. None when it isn't known where they went."""
 
@@ -53,6 +56,9 @@ class Untimed:
         pass
 
     def mark(self, stage: Stage) -> None:
+        pass
+
+    def move(self, source: Stage, to: Stage, seconds: float) -> None:
         pass
 
     def take(self, seconds: float) -> Seconds | None:
@@ -75,6 +81,11 @@ class HostClock:
         now = self._now()
         self._seconds[stage] += now - self._last
         self._last = now
+
+    def move(self, source: Stage, to: Stage, seconds: float) -> None:
+        seconds = min(seconds, self._seconds[source])
+        self._seconds[source] -= seconds
+        self._seconds[to] += seconds
 
     def take(self, seconds: float) -> Seconds | None:
         return self._seconds
@@ -125,6 +136,9 @@ class DeviceClock:
         if self._marking:
             self._stages.append(stage)
             self._record(len(self._stages))
+
+    def move(self, source: Stage, to: Stage, seconds: float) -> None:
+        pass
 
     def take(self, seconds: float) -> Seconds | None:
         self._marking = False

@@ -11,10 +11,11 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
+SOURCE, HEADERS = "quantized.cpp", ("attention.h", "full.h", "step.h", "team.h")
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 THREADS = "-fopenmp"
@@ -36,8 +37,8 @@ def load(log: Log) -> ctypes.CDLL:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         raise NoKernels(f"no kernels for {platform.machine()} processors")
     compiler = find_compiler()
-    source = files(__package__).joinpath("quantized.cpp").read_bytes()
-    name = f"quantized-{_key(source, compiler)}.so"
+    sources = {name: files(__package__).joinpath(name).read_bytes() for name in (SOURCE, *HEADERS)}
+    name = f"quantized-{_key(b''.join(sources.values()), compiler)}.so"
     with contextlib.ExitStack() as stack:
         try:
             folder = own_folder(cache_folder())
@@ -49,7 +50,7 @@ def load(log: Log) -> ctypes.CDLL:
             with contextlib.suppress(OSError):  # a damaged file is built again
                 return ctypes.CDLL(str(library))
         log(f"compiling the kernels with {compiler}")
-        _compile(compiler, source, library)
+        _compile(compiler, sources, library)
         try:
             return ctypes.CDLL(str(library))
         except OSError as error:
@@ -106,11 +107,12 @@ def written_whole(path: Path) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
-def _compile(compiler: str, source: bytes, library: Path) -> None:
+def _compile(compiler: str, sources: Mapping[str, bytes], library: Path) -> None:
     reason = ""
     with tempfile.TemporaryDirectory(prefix="pairscope-build-") as room, written_whole(library) as target:
-        code = Path(room) / "quantized.cpp"
-        code.write_bytes(source)
+        for name, source in sources.items():
+            (Path(room) / name).write_bytes(source)
+        code = Path(room) / SOURCE
         for threads in ((THREADS,), ()):  # without OpenMP the kernels run on one thread
             command = [compiler, *FLAGS, *threads, str(code), "-o", str(target)]
             try:

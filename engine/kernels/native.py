@@ -31,6 +31,58 @@ class Weights(ctypes.Structure):
     )
 
 
+class StepLayer(ctypes.Structure):
+    """As `StepLayer` in step.h: addresses of Weights, of floats, and of a layer's slots."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("qkv", "attention_out", "gate_up", "down", "attention_norm", "mlp_norm", "cache")
+    )
+
+
+class StepModel(ctypes.Structure):
+    """As `StepModel` in step.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "block_size")
+        ),
+        ("rotations", ctypes.c_void_p),
+        ("eps", ctypes.c_double),
+        ("scale", ctypes.c_double),
+    )
+
+
+class StepGroup(ctypes.Structure):
+    """As `StepGroup` in step.h."""
+
+    _fields_ = (
+        ("begin", ctypes.c_int64),
+        ("end", ctypes.c_int64),
+        ("table", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
+        ("firsts", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+    )
+
+
+class StepBatch(ctypes.Structure):
+    """As `StepBatch` in step.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
+        ("num_groups", ctypes.c_int64),
+        ("attention_s", ctypes.c_double),  # filled in by the step
+    )
+
+
 class Kernels:
     """The loaded library, at the best instructions of this processor or, for a trial, at lower ones (`level`)."""
 
@@ -48,11 +100,14 @@ class Kernels:
         self._product.restype = None
         self._attention = library.pairscope_attention
         self._attention.argtypes = (
-            *(pointer, ctypes.c_int64, pointer, pointer, pointer, pointer),
+            *(ctypes.c_int, pointer, ctypes.c_int64, pointer, pointer, pointer, pointer),
             *([ctypes.c_int64] * 6),
             *(ctypes.c_double, pointer, ctypes.c_int),
         )
         self._attention.restype = None
+        self._step = library.pairscope_step
+        self._step.argtypes = (ctypes.c_int, pointer, pointer, ctypes.c_int)
+        self._step.restype = None
 
     @property
     def name(self) -> str:
@@ -101,6 +156,7 @@ class Kernels:
         apart. head_dim is a multiple of 8.
         """
         self._attention(
+            self.level,
             q.data_ptr(),
             q.stride(0),
             cache.data_ptr(),
@@ -116,6 +172,10 @@ class Kernels:
             out.data_ptr(),
             torch.get_num_threads(),
         )
+
+    def step(self, model: StepModel, batch: StepBatch) -> None:
+        """All layers over the rows of `batch`, in place. What the addresses name must live meanwhile."""
+        self._step(self.level, ctypes.byref(model), ctypes.byref(batch), torch.get_num_threads())
 
 
 def kernels(log: Callable[[str], None]) -> Kernels | None:

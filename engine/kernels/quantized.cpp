@@ -1,5 +1,5 @@
-// Products with quantised weights on x86-64, 8 bits (a scale a group) and 4 bits (a scale and a least value a group), and
-// attention of single tokens over the paged cache.
+// Products with weights on x86-64, 8 bits (a scale a group), 4 bits (a scale and a least value a group) and float32 (full.h),
+// attention of single tokens over the paged cache, and all layers of a step in one call (step.h).
 //
 // Activations are quantised on the way in: 32 neighbours share one scale, so that an outlier spoils only its own group.
 // Sums within a group are whole numbers, sums over groups are floats in the order of the inputs: a row's result depends
@@ -12,13 +12,14 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+
+#include "full.h"
+#include "team.h"
 
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
@@ -40,7 +41,7 @@ struct Weights {
     int64_t padded_inputs;  // multiple of the group
     int64_t outputs;
     int64_t group;  // multiple of 32
-    int64_t bits;   // 4 or 8
+    int64_t bits;   // 4, 8 or 32
 };
 }
 
@@ -57,11 +58,12 @@ struct Input {
     int64_t gated;
 };
 
-// A quantised input: whole numbers -127..127, per group of 32 the scale and the sum of the numbers.
+// A quantised input: whole numbers -127..127; per group of 32 the scale, -128 times the sum of the numbers, and scale times sum.
 struct Quantised {
     int8_t* numbers;
     float* scale;
-    int32_t* sum;
+    int32_t* offset;
+    float* weighted;
     int64_t inputs;  // padded
     int64_t groups;
 };
@@ -78,20 +80,15 @@ struct Memory {
     }
 };
 
-size_t quantised_bytes(int64_t rows, int64_t padded) { return size_t(rows) * (padded + padded / GROUP * 8); }
+size_t quantised_bytes(int64_t rows, int64_t padded) { return size_t(rows) * (padded + padded / GROUP * 12); }
 
 Quantised place(char* memory, int64_t rows, int64_t padded) {
     int64_t groups = padded / GROUP;
     auto* scale = reinterpret_cast<float*>(memory);
-    auto* sum = reinterpret_cast<int32_t*>(scale + rows * groups);
-    return {reinterpret_cast<int8_t*>(sum + rows * groups), scale, sum, padded, groups};
+    auto* offset = reinterpret_cast<int32_t*>(scale + rows * groups);
+    auto* weighted = reinterpret_cast<float*>(offset + rows * groups);
+    return {reinterpret_cast<int8_t*>(weighted + rows * groups), scale, offset, weighted, padded, groups};
 }
-
-struct Span {
-    int64_t begin, end;
-};
-
-Span share(int64_t all, int part, int parts) { return {all * part / parts, all * (part + 1) / parts}; }
 
 // e^x: x = n ln 2 + r, |r| <= ln 2 / 2, e^r by its series to r^7 (error below one part in 2^26), times 2^n.
 AVX2 inline __m256 exponential(__m256 x) {
@@ -146,19 +143,18 @@ AVX2 inline void quantise_group(const __m256 v[4], const Quantised& out, int64_t
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 1));
-    out.sum[row * out.groups + group] = _mm_cvtsi128_si32(s);
-    out.scale[row * out.groups + group] = top / 127.f;
+    int32_t sum = _mm_cvtsi128_si32(s);
+    int64_t at = row * out.groups + group;
+    out.scale[at] = top / 127.f;
+    out.offset[at] = -128 * sum;
+    out.weighted[at] = top / 127.f * float(sum);
 }
 
-AVX2 void quantise(const Input& in, int64_t inputs, const Quantised& out, int part, int parts) {
-    Span units = share(in.rows * out.groups, part, parts);
-    float factor = 1;
-    int64_t known = -1;
-    for (int64_t unit = units.begin; unit < units.end; unit++) {
-        int64_t row = unit / out.groups, group = unit % out.groups, k = group * GROUP;
-        const float* x = in.x + row * in.stride;
-        if (in.norm && row != known) factor = norm_factor(x, inputs, in.eps), known = row;
-        int64_t there = std::min<int64_t>(GROUP, inputs - k);
+AVX2 void quantise(const Input& in, int64_t inputs, const Quantised& out, int64_t row) {
+    const float* x = in.x + row * in.stride;
+    float factor = in.norm ? norm_factor(x, inputs, in.eps) : 1.f;
+    for (int64_t group = 0; group < out.groups; group++) {
+        int64_t k = group * GROUP, there = std::min<int64_t>(GROUP, inputs - k);
         float first[GROUP] = {}, second[GROUP] = {};
         const float *a = x + k, *b = in.norm ? in.norm + k : in.gated ? x + inputs + k : nullptr;
         if (there < GROUP) {  // the last group of inputs that are no multiple of 32; in padding beyond it there is nothing
@@ -230,6 +226,7 @@ AVX2 void tile8_avx2(const uint8_t* block, int64_t half, const Quantised& in, in
         for (int j = 0; j < 8; j++, block += 64) {
             __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + half * 32));
             __m256i size = _mm256_abs_epi8(w);
+            if (!half) fetch(block);
             for (int r = 0; r < R; r++) {
                 __m256i a = _mm256_set1_epi32(four(in.numbers + (row + r) * in.inputs + g * GROUP + j * 4));
                 __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(a, w));
@@ -262,6 +259,7 @@ AVX2 void tile4_avx2(const uint8_t* block, int64_t half, const Quantised& in, in
         for (int r = 0; r < R; r++) sum[r] = _mm256_setzero_si256();
         for (int j = 0; j < 4; j++, block += 64) {
             __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + half * 32));
+            if (!half) fetch(block);
             __m256i w0 = _mm256_and_si256(both, low), w1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
             for (int r = 0; r < R; r++) {
                 const int8_t* a = in.numbers + (row + r) * in.inputs + g * GROUP + j * 4;
@@ -273,7 +271,7 @@ AVX2 void tile4_avx2(const uint8_t* block, int64_t half, const Quantised& in, in
             float scale = in.scale[(row + r) * in.groups + g];
             __m256 whole = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r], ones));
             f[r] = _mm256_fmadd_ps(_mm256_mul_ps(wide, _mm256_set1_ps(scale)), whole, f[r]);
-            f[r] = _mm256_fmadd_ps(least, _mm256_set1_ps(scale * float(in.sum[(row + r) * in.groups + g])), f[r]);
+            f[r] = _mm256_fmadd_ps(least, _mm256_set1_ps(in.weighted[(row + r) * in.groups + g]), f[r]);
         }
     }
     for (int r = 0; r < R; r++) _mm256_storeu_ps(sums[r], f[r]);
@@ -307,9 +305,10 @@ VNNI void tile8_vnni(const uint8_t* block, const Quantised& in, int64_t group, i
             block += 32;
         }
         __m512i sum[R];
-        for (int r = 0; r < R; r++) sum[r] = _mm512_set1_epi32(-128 * in.sum[(row + r) * in.groups + g]);
+        for (int r = 0; r < R; r++) sum[r] = _mm512_set1_epi32(in.offset[(row + r) * in.groups + g]);
         for (int j = 0; j < 8; j++, block += 64) {
             __m512i w = _mm512_xor_si512(_mm512_loadu_si512(block), turn);
+            fetch(block);
             for (int r = 0; r < R; r++) {
                 __m512i a = _mm512_set1_epi32(four(in.numbers + (row + r) * in.inputs + g * GROUP + j * 4));
                 sum[r] = _mm512_dpbusd_epi32(sum[r], w, a);
@@ -340,6 +339,7 @@ VNNI void tile4_vnni(const uint8_t* block, const Quantised& in, int64_t group, i
         for (int r = 0; r < R; r++) sum[r] = _mm512_setzero_si512();
         for (int j = 0; j < 4; j++, block += 64) {
             __m512i both = _mm512_loadu_si512(block);
+            fetch(block);
             __m512i w0 = _mm512_and_si512(both, low), w1 = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
             for (int r = 0; r < R; r++) {
                 const int8_t* a = in.numbers + (row + r) * in.inputs + g * GROUP + j * 4;
@@ -350,7 +350,7 @@ VNNI void tile4_vnni(const uint8_t* block, const Quantised& in, int64_t group, i
         for (int r = 0; r < R; r++) {
             float scale = in.scale[(row + r) * in.groups + g];
             f[r] = _mm512_fmadd_ps(_mm512_mul_ps(wide, _mm512_set1_ps(scale)), _mm512_cvtepi32_ps(sum[r]), f[r]);
-            f[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(scale * float(in.sum[(row + r) * in.groups + g])), f[r]);
+            f[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(in.weighted[(row + r) * in.groups + g]), f[r]);
         }
     }
     for (int r = 0; r < R; r++) _mm512_storeu_ps(sums[r], f[r]);
@@ -366,21 +366,20 @@ VNNI void rows_vnni(const Output& out, const Quantised& in, const uint8_t* block
     for (int r = 0; r < R; r++) finish(out, row + r, column, 16, sums[r]);
 }
 
-// -- all rows, a share of the outputs -----------------------------------------------------------------------------------
+// -- all rows ------------------------------------------------------------------------------------------------------------
 
 using RowsKernel = void (*)(const Output&, const Quantised&, const uint8_t*, int64_t, int64_t);
 constexpr RowsKernel BY_AVX2[] = {rows_avx2<1>, rows_avx2<2>, rows_avx2<3>, rows_avx2<4>};
 constexpr RowsKernel BY_VNNI[] = {rows_vnni<1>, rows_vnni<2>, rows_vnni<3>, rows_vnni<4>,
                                   rows_vnni<5>, rows_vnni<6>, rows_vnni<7>, rows_vnni<8>};
 
-void multiply(int level, const Quantised& in, int64_t rows, const Output& out, int part, int parts) {
+void multiply(int level, const Quantised& in, int64_t rows, const Output& out, int64_t begin, int64_t end) {
     const RowsKernel* kernels = level == WITH_VNNI ? BY_VNNI : BY_AVX2;
     int64_t most = level == WITH_VNNI ? 8 : 4;
     const Weights& w = out.w;
     int64_t group_bytes = w.bits == 8 ? 32 + w.group * BLOCK : 64 + w.group * BLOCK / 2;
     int64_t block_bytes = w.padded_inputs / w.group * group_bytes;
-    Span blocks = share((w.outputs + BLOCK - 1) / BLOCK, part, parts);
-    for (int64_t block = blocks.begin; block < blocks.end; block++)
+    for (int64_t block = begin; block < end; block++)
         for (int64_t row = 0; row < rows;) {
             int64_t now = std::min(most, rows - row);
             kernels[now - 1](out, in, w.packed + block * block_bytes, row, block * BLOCK);
@@ -388,101 +387,80 @@ void multiply(int level, const Quantised& in, int64_t rows, const Output& out, i
         }
 }
 
-int team_part() {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
+// -- float32 weights -----------------------------------------------------------------------------------------------------
 
-int team_parts() {
-#ifdef _OPENMP
-    return omp_get_num_threads();
-#else
-    return 1;
-#endif
-}
-
-// -- attention of single tokens ------------------------------------------------------------------------------------------
-
-// What attention reads. A slot of the cache holds K of all KV heads, then V of all KV heads, `width` numbers in all.
-struct Attention {
-    const float* cache;
-    const int64_t* table;    // [rows, blocks]: which blocks hold a row's context, in order
-    const int64_t* firsts;   // [rows]: the first token in the table's blocks that a row attends to
-    const int64_t* lengths;  // [rows]: the token before which it ends
-    int64_t rows, blocks, block_size, heads, kv_heads, head_dim;
-    double scale;
-};
-
-// Sum of weights[t] * V of token t, for N * 8 numbers of a head.
-template <int N>
-AVX2 void weighted(const Attention& a, int64_t row, int64_t offset, const float* weights, float* out) {
-    int64_t first = a.firsts[row], length = a.lengths[row];
-    int64_t width = 2 * a.kv_heads * a.head_dim;
-    __m256 sums[N];
-    for (int i = 0; i < N; i++) sums[i] = _mm256_setzero_ps();
-    for (int64_t begin = first / a.block_size * a.block_size; begin < length; begin += a.block_size) {
-        int64_t block = a.table[row * a.blocks + begin / a.block_size];
-        int64_t from = std::max(begin, first), end = std::min(begin + a.block_size, length);
-        const float* v = a.cache + (block * a.block_size + from - begin) * width + offset;
-        for (int64_t t = from; t < end; t++, v += width) {
-            __m256 weight = _mm256_set1_ps(weights[t]);
-            for (int i = 0; i < N; i++) sums[i] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(v + 8 * i), sums[i]);
+// One row of what goes in.
+AVX2 void widen(const Input& in, int64_t inputs, int64_t row, float* out) {
+    const float* x = in.x + row * in.stride;
+    float factor = in.norm ? norm_factor(x, inputs, in.eps) : 1.f;
+    const float* other = in.norm ? in.norm : x + inputs;
+    int64_t k = 0;
+    for (; k + 8 <= inputs; k += 8) {
+        __m256 v = _mm256_loadu_ps(x + k), o = _mm256_loadu_ps(other + k);
+        if (in.norm) {
+            v = _mm256_mul_ps(_mm256_mul_ps(v, _mm256_set1_ps(factor)), o);
+        } else {
+            __m256 below = _mm256_add_ps(_mm256_set1_ps(1.f), exponential(_mm256_sub_ps(_mm256_setzero_ps(), v)));
+            v = _mm256_mul_ps(_mm256_div_ps(v, below), o);
         }
+        _mm256_storeu_ps(out + k, v);
     }
-    for (int i = 0; i < N; i++) _mm256_storeu_ps(out + 8 * i, sums[i]);
+    for (; k < inputs; k++) out[k] = in.norm ? x[k] * factor * other[k] : x[k] / (1.f + std::exp(-x[k])) * other[k];
 }
 
-// One query of one head: softmax(scale q K) V. `weights` has room for the context, rounded up to 8.
-AVX2 void attend(const Attention& a, const float* q, int64_t row, int64_t kv_head, float* weights, float* out) {
-    int64_t first = a.firsts[row], length = a.lengths[row], width = 2 * a.kv_heads * a.head_dim;
-    float scale = float(a.scale), most = -INFINITY;
-    for (int64_t begin = first / a.block_size * a.block_size; begin < length; begin += a.block_size) {
-        int64_t block = a.table[row * a.blocks + begin / a.block_size];
-        int64_t from = std::max(begin, first), end = std::min(begin + a.block_size, length);
-        const float* k = a.cache + (block * a.block_size + from - begin) * width + kv_head * a.head_dim;
-        for (int64_t t = from; t < end; t++, k += width) {
-            __m256 even = _mm256_setzero_ps(), odd = even;
-            int64_t i = 0;
-            for (; i + 16 <= a.head_dim; i += 16) {
-                even = _mm256_fmadd_ps(_mm256_loadu_ps(q + i), _mm256_loadu_ps(k + i), even);
-                odd = _mm256_fmadd_ps(_mm256_loadu_ps(q + i + 8), _mm256_loadu_ps(k + i + 8), odd);
-            }
-            if (i < a.head_dim) even = _mm256_fmadd_ps(_mm256_loadu_ps(q + i), _mm256_loadu_ps(k + i), even);
-            weights[t] = total(_mm256_add_ps(even, odd)) * scale;
-            most = std::max(most, weights[t]);
+void multiply_full(bool wide, const float* x, int64_t stride, int64_t rows, const Output& out, int64_t begin, int64_t end) {
+    const Weights& w = out.w;
+    const float* weights = reinterpret_cast<const float*>(w.packed);
+    Cut most = cut(wide, rows);
+    float sums[12 * 2 * BLOCK];
+    for (int64_t block = begin; block < end;) {
+        int64_t blocks = most.blocks;
+        while (blocks > end - block) blocks /= 2;
+        for (int64_t row = 0; row < rows; row += most.rows) {
+            int64_t now = std::min(most.rows, rows - row);
+            full_kernel(wide, now, blocks)(weights + block * BLOCK * w.inputs, w.inputs, x + row * stride, stride, sums);
+            for (int64_t r = 0; r < now; r++)
+                finish(out, row + r, block * BLOCK, blocks * BLOCK, sums + r * blocks * BLOCK);
         }
+        block += blocks;
     }
-    int64_t vectors = first / 8 * 8;
-    for (int64_t t = vectors; t < first; t++) weights[t] = -INFINITY;
-    for (int64_t t = length; t % 8; t++) weights[t] = -INFINITY;
-    __m256 sums = _mm256_setzero_ps();
-    for (int64_t t = vectors; t < length; t += 8) {
-        __m256 score = _mm256_loadu_ps(weights + t);
-        __m256 there = _mm256_cmp_ps(score, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ);
-        __m256 e = _mm256_and_ps(exponential(_mm256_sub_ps(score, _mm256_set1_ps(most))), there);
-        _mm256_storeu_ps(weights + t, e);
-        sums = _mm256_add_ps(sums, e);
-    }
-    __m256 share = _mm256_set1_ps(1.f / total(sums));
-    for (int64_t t = vectors; t < length; t += 8) _mm256_storeu_ps(weights + t, _mm256_mul_ps(_mm256_loadu_ps(weights + t), share));
-    int64_t values = (a.kv_heads + kv_head) * a.head_dim, at = 0;
-    for (; at + 64 <= a.head_dim; at += 64) weighted<8>(a, row, values + at, weights, out + at);
-    for (; at + 16 <= a.head_dim; at += 16) weighted<2>(a, row, values + at, weights, out + at);
-    if (at < a.head_dim) weighted<1>(a, row, values + at, weights, out + at);
 }
 
-// Called by every thread of a team; all must have passed a barrier since x was written and before y is read.
-void product(int level, const Weights& w, const Input& in, const float* residual, float* y, char* memory) {
+size_t product_bytes(int64_t rows, const Weights& w) {
+    return w.bits == 32 ? rows * w.inputs * sizeof(float) : quantised_bytes(rows, w.padded_inputs);
+}
+
+// Called by every thread of a team; x must be whole before, y is after.
+void product(Team& team, int level, const Weights& w, const Input& in, const float* residual, float* y, char* memory) {
+    Output out{w, residual, y};
+    int64_t blocks = (w.outputs + BLOCK - 1) / BLOCK;
+    if (w.bits == 32) {
+        const float* x = in.x;
+        int64_t stride = in.stride;
+        if (in.norm || in.gated) {
+            float* ready = reinterpret_cast<float*>(memory);
+            team.divide(in.rows, [&](int64_t begin, int64_t end) {
+                for (int64_t row = begin; row < end; row++) widen(in, w.inputs, row, ready + row * w.inputs);
+            });
+            x = ready, stride = w.inputs;
+        }
+        bool wide = level == WITH_VNNI;
+        int64_t step = in.rows <= 6 && blocks >= 32 * team.parts ? 4 : 2;
+        team.divide((blocks + step - 1) / step, [&](int64_t begin, int64_t end) {
+            multiply_full(wide, x, stride, in.rows, out, begin * step, std::min(end * step, blocks));
+        });
+        return;
+    }
     Quantised quantised = place(memory, in.rows, w.padded_inputs);
-    quantise(in, w.inputs, quantised, team_part(), team_parts());
-#pragma omp barrier
-    multiply(level, quantised, in.rows, Output{w, residual, y}, team_part(), team_parts());
+    team.divide(in.rows, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) quantise(in, w.inputs, quantised, row);
+    });
+    team.divide(blocks, [&](int64_t begin, int64_t end) { multiply(level, quantised, in.rows, out, begin, end); });
 }
 
 }  // namespace
+
+#include "attention.h"
 
 extern "C" {
 
@@ -500,28 +478,23 @@ int pairscope_level() {
 void pairscope_product(int level, const Weights* w, const float* x, int64_t rows, int64_t stride, const float* norm, double eps,
                        int64_t gated, const float* residual, float* y, int threads) {
     static thread_local Memory memory;
-    char* bytes = memory.at_least(quantised_bytes(rows, w->padded_inputs));
+    char* bytes = memory.at_least(product_bytes(rows, *w));
     Input in{x, rows, stride, norm, eps, gated};
-#pragma omp parallel num_threads(threads)
-    product(level, *w, in, residual, y, bytes);
+    together(threads, [&](Team& team) { product(team, level, *w, in, residual, y, bytes); });
 }
 
 // out [rows, heads x head_dim] of the queries that begin each row of `q`, rows `stride` numbers apart; head_dim is a multiple of 8.
-void pairscope_attention(const float* q, int64_t stride, const float* cache, const int64_t* table, const int64_t* firsts,
+void pairscope_attention(int level, const float* q, int64_t stride, const float* cache, const int64_t* table, const int64_t* firsts,
                          const int64_t* lengths, int64_t rows, int64_t blocks, int64_t block_size, int64_t heads,
                          int64_t kv_heads, int64_t head_dim, double scale, float* out, int threads) {
     static thread_local Memory memory;
-    Attention a{cache, table, firsts, lengths, rows, blocks, block_size, heads, kv_heads, head_dim, scale};
-    int64_t room = (blocks * block_size + 23) / 16 * 16;  // a cache line is nobody else's
+    Attention a{cache, table, firsts, lengths, blocks, block_size, heads, kv_heads, head_dim, scale};
+    int64_t room = attention_room(blocks * block_size);
     auto* weights = reinterpret_cast<float*>(memory.at_least(sizeof(float) * room * std::max(threads, 1)));
-#pragma omp parallel num_threads(threads)
-    {
-        Span units = share(rows * heads, team_part(), team_parts());
-        for (int64_t unit = units.begin; unit < units.end; unit++) {
-            int64_t row = unit / heads, head = unit % heads;
-            attend(a, q + row * stride + head * head_dim, row, head / (heads / kv_heads), weights + team_part() * room,
-                   out + unit * head_dim);
-        }
-    }
+    together(threads, [&](Team& team) {
+        attend_rows(team, level, rows, a, q, stride, out, weights + team.part * room, [&](int64_t row) { return Place{&a, row}; });
+    });
 }
+
+#include "step.h"
 }

@@ -3,3 +3,7 @@
 from engine.threads import calm_openmp
 
 calm_openmp()
+
+from tests.engine.compiling import compiled  # noqa: E402
+
+__all__ = ["compiled"]

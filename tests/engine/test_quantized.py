@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
-import platform
 import shutil
 import stat
 from collections.abc import Callable
@@ -27,8 +25,8 @@ from engine.loader import load_decoder
 from engine.quantized import Compiled, Int4, Int8, Quantised, TorchInt4, TorchInt8, Widened, grouped
 from engine.request import Request, Sampling
 from engine.scheduler import Row, StepPlan
-from tests.conftest import STRICT
 from tests.engine.checkpoints import write_checkpoint
+from tests.engine.compiling import built
 
 SHAPES = ((1, 1), (3, 31), (16, 32), (17, 33), (40, 576), (50, 1000))
 """Outputs and inputs: below, at and beyond a block of outputs, a group of inputs."""
@@ -49,28 +47,6 @@ def activations(rows: int, inputs: int) -> torch.Tensor:
 
 def schemes(weight: torch.Tensor) -> list[Quantised]:
     return [scheme.of(weight, group) for scheme in (Int8, Int4) for group in (32, 64, 128)]
-
-
-def built() -> ctypes.CDLL:
-    """A machine without a compiler skips, or fails in strict runs; one whose compiler can't build them fails."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        pytest.skip("the kernels are for x86-64")
-    try:
-        build.find_compiler()
-    except build.NoKernels as reason:
-        if STRICT:
-            pytest.fail(f"{reason}, and PAIRSCOPE_STRICT_TESTS is set")
-        pytest.skip(str(reason))
-    return build.load(lambda line: None)
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["AVX2", "AVX-512"])
-def compiled(request: pytest.FixtureRequest) -> Kernels:
-    """At each level of instructions that this processor has."""
-    made = Kernels(built(), request.param)
-    if made.level != request.param:
-        pytest.skip("this processor has no AVX-512 VNNI")
-    return made
 
 
 def exactly(x: torch.Tensor, quantised: Quantised, bias: torch.Tensor) -> torch.Tensor:
@@ -235,7 +211,7 @@ def test_bytes_are_those_of_the_packed_weights(compiled: Kernels) -> None:
 @pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
 def test_the_chosen_kernel_is_one_that_agrees_with_the_scheme(scheme: str) -> None:
     weight, lines = weight_of(96, 64), list[str]()
-    choice = choose_kernel(weight, lines.append, scheme)
+    choice = choose_kernel(weight, lines.append, kernels(lines.append), scheme)
     x = torch.randn(4, 64)
     expected = {"none": weight, "int8": Int8.of(weight).full(), "int4": Int4.of(weight, 32).full()}[scheme]
     assert near(choice.kernel(weight, None)(x), x @ expected.T, 3e-2)
