@@ -111,6 +111,10 @@ class Fix:
         return say(self.key, language, **self.values)
 
 
+NOT_KNOWN = "rules.evidence.not_known"
+"""The line that begins what a step says of a cause without data beside those that it rules out."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """What one step of the walk found, with the paired numbers that say so."""
@@ -120,6 +124,13 @@ class StepReport:
     evidence: tuple[Line, ...] = ()
     prior: float = 0.0  # 0..1, the configured weight of this step
     posterior: float = 0.0  # 0..1, after the evidence
+
+    def told_as(self, status: Status) -> tuple[Line, ...]:
+        """The lines that say this of it: a step that rules out some causes may have had no data of others, and says so below."""
+        if self.status is not Status.RULED_OUT:
+            return self.evidence if self.status is status else ()
+        at = next((place for place, entry in enumerate(self.evidence) if entry.key == NOT_KNOWN), len(self.evidence))
+        return {Status.RULED_OUT: self.evidence[:at], Status.NO_DATA: self.evidence[at:]}.get(status, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +176,14 @@ class Diagnosis:
 
 def verdict_json(diagnosis: Diagnosis, language: str = "en") -> list[dict[str, object]]:
     """The documented JSON list, most likely first; empty when nothing is wrong."""
-    ruled_out = [
-        {"step": int(report.step), "because": [line.text(language) for line in report.evidence]}
-        for report in diagnosis.steps
-        if report.status is Status.RULED_OUT
-    ]
+    ruled_out, no_data = (
+        [
+            {"step": int(report.step), "because": [line.text(language) for line in report.told_as(status)]}
+            for report in diagnosis.steps
+            if report.status is status or report.told_as(status)
+        ]
+        for status in (Status.RULED_OUT, Status.NO_DATA)
+    )
     return [
         {
             "cause": str(verdict.cause),
@@ -184,6 +198,7 @@ def verdict_json(diagnosis: Diagnosis, language: str = "en") -> list[dict[str, o
             "summary": verdict.summary.text(language),
             "evidence": [{"text": line.text(language), "lane": line.lane, **line.values} for line in verdict.evidence],
             "ruled_out": ruled_out,
+            "no_data": no_data,
             "fix": [{"cost": str(fix.cost), "text": fix.text(language)} for fix in verdict.fixes],
             "simulated": diagnosis.simulated,
         }

@@ -119,10 +119,10 @@ def _steps(told: Told, status: Status, language: str) -> list[Plain]:
         {
             "step": int(report.step),
             "text": say(f"rules.step.{report.step}", language),
-            "because": [line.text(language) for line in report.evidence],
+            "because": [line.text(language) for line in report.told_as(status)],
         }
         for report in told.steps
-        if report.status is status
+        if report.status is status or report.told_as(status)
     ]
 
 

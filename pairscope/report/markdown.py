@@ -241,9 +241,9 @@ def _pairs(told: Told, language: str) -> list[str]:
 def _steps(told: Told, status: Status, none: str, language: str) -> list[str]:
     lines = []
     for report in told.steps:
-        if report.status is status:
+        if report.status is status or report.told_as(status):
             lines.append(f"- **{int(report.step)} {plain(say(f'rules.step.{report.step}', language))}**")
-            lines += [f"    - {plain(line.text(language))}" for line in report.evidence]
+            lines += [f"    - {plain(line.text(language))}" for line in report.told_as(status)]
     return lines or [plain(say(f"report.text.{none}", language))]
 
 

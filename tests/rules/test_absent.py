@@ -116,6 +116,10 @@ def test_a_step_that_rules_out_one_cause_names_the_other_that_had_no_data() -> N
     assert physical.status is Status.RULED_OUT
     said = [entry.text("en") for entry in physical.evidence]
     assert any("not read of GPU 0, 1" in text for text in said[said.index("not known: GPU fault") :])
+    ruled_out, unknown = (
+        [entry.text("en") for entry in physical.told_as(status)] for status in (Status.RULED_OUT, Status.NO_DATA)
+    )
+    assert ruled_out + unknown == said and unknown[0] == "not known: GPU fault" and len(ruled_out) > 3
 
 
 def test_a_host_without_a_gpu_rules_out_no_fault_of_one_because_something_was_deployed_on_it() -> None:
