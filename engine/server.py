@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.checkpoints.find import ModelNotFound, find_model, name_of
+from engine.connection import SEND_BUFFER_BYTES, Connection
 from engine.endpoints import Endpoints
 from engine.metrics import EngineMetrics
 from engine.modelconfig import UnsupportedModel
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pairscope.engine")
 
-SEND_BUFFER_BYTES = 16 * 1024
-"""What the kernel may hold for a connection, and half of it what we may: a token counts as delivered when it has left for
-there, so these must be small for the count to mean something."""
 STOP_WRITING_S = 1.0
 """The last lines of the step log get so long to reach the disk."""
 STOP_LOADING_S = 0.5
@@ -54,79 +49,6 @@ def installed_version() -> str:
         return metadata.version("pairscope")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-HEADERS_WITHIN_S = 10.0
-"""A connection that has sent no whole request head for so long after it was made, or after the head's first byte, is closed."""
-TAKES_WITHIN_S = 30.0
-"""A connection that takes no byte for so long while an answer waits for it is closed: it would keep its place for ever."""
-
-
-def connection_limit() -> int:
-    """Connections at once: half of the descriptors this process may have, 512 at most."""
-    return max(8, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
-
-
-class _Protocol(H11Protocol):
-    """Buffers little for a client (see SEND_BUFFER_BYTES), waits for its headers only so long, and for only so many at once."""
-
-    _headers_due: asyncio.TimerHandle | None = None
-    _takes_due: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= connection_limit():
-            transport.abort()  # beyond it the process would run out of descriptors and answer nobody
-            return
-        transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES // 2)
-        super().connection_made(transport)
-        self._headers_due = self.loop.call_later(HEADERS_WITHIN_S, self._give_up_on_headers)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._headers_due is not None and not self._awaits_headers:
-            self._headers_due.cancel()
-            self._headers_due = None
-        elif self._headers_due is None and self._awaits_headers:  # the head of a further request has begun
-            self._headers_due = self.loop.call_later(HEADERS_WITHIN_S, self._give_up_on_headers)
-
-    @property
-    def _awaits_headers(self) -> bool:
-        cycle = getattr(self, "cycle", None)
-        return cycle is None or cycle.response_complete
-
-    def _give_up_on_headers(self) -> None:
-        if self._awaits_headers and not self.transport.is_closing():
-            self.transport.close()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_taking(self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._takes_due is not None:
-            self._takes_due.cancel()
-
-    def _watch_taking(self, held: int) -> None:
-        """See later whether the client has taken anything of the `held` bytes that wait for it."""
-        self._takes_due = self.loop.call_later(TAKES_WITHIN_S, self._give_up_on_client, held)
-
-    def _give_up_on_client(self, held: int) -> None:
-        now = self.transport.get_write_buffer_size()
-        if now >= held:
-            # as if it had gone away: what it asked for ends, its place is free, and the kernel keeps nothing for it either
-            connection: socket.socket = self.transport.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
-        else:
-            self._watch_taking(now)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for due in (self._headers_due, self._takes_due):
-            if due is not None:
-                due.cancel()
-        if self.flow is not None:  # else it was refused at once
-            super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):
@@ -149,7 +71,7 @@ class EngineServer:
         self._step_file: StepFile | None = None
         config = uvicorn.Config(
             Endpoints(self.service).app(),
-            http=_Protocol,
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from engine import server as engine_server
+from engine import connection
 from engine.api import Ask, BadRequest, parse_chat, parse_completion, parse_json
 from engine.core import StepRunner
 from engine.settings import EngineSettings
@@ -177,7 +178,7 @@ def test_a_body_that_trickles_is_not_waited_for(settings: EngineSettings) -> Non
 def test_a_second_request_that_never_ends_its_head_is_let_go_as_the_first_is(
     server: ThreadServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_server, "HEADERS_WITHIN_S", 0.3)
+    monkeypatch.setattr(connection, "HEADERS_WITHIN_S", 0.3)
     with connect(server) as client:
         for _ in range(2):
             is_healthy(client)
@@ -188,7 +189,7 @@ def test_a_second_request_that_never_ends_its_head_is_let_go_as_the_first_is(
 def test_a_connection_between_requests_is_kept_longer_than_a_head_may_take(
     server: ThreadServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_server, "HEADERS_WITHIN_S", 0.1)
+    monkeypatch.setattr(connection, "HEADERS_WITHIN_S", 0.1)
     with connect(server) as client, connect(server) as other:
         is_healthy(client)
         assert other.recv(1) == b""  # it came later, said nothing, and its time is over
@@ -209,7 +210,7 @@ def is_healthy(client: socket.socket) -> None:
 def test_clients_that_never_read_their_streams_lose_their_places_to_those_that_do(
     server: ThreadServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_server, "TAKES_WITHIN_S", 0.5)
+    monkeypatch.setattr(connection, "TAKES_WITHIN_S", 0.5)
     aborted = server.metric("requests_aborted_total")
     clients = [connect(server, 4096) for _ in range(12)]
     try:
@@ -219,7 +220,7 @@ def test_clients_that_never_read_their_streams_lose_their_places_to_those_that_d
         body = {"prompt": "read", "max_tokens": 20, "priority": -10, **GREEDY}
         assert server.http.post("/v1/completions", json=body).status_code == 200
         until(lambda: server.service.num_open == 0, "no place is kept for those that take nothing")
-        assert server.metric("requests_aborted_total") == aborted + 12
+        until(lambda: server.metric("requests_aborted_total") == aborted + 12, "each of them is given up")
         for client in clients:
             assert ended(client)
     finally:
@@ -239,7 +240,7 @@ def ended(client: socket.socket) -> bool:
 def test_an_answer_that_is_no_stream_and_not_taken_does_not_keep_its_connection(
     server: ThreadServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_server, "TAKES_WITHIN_S", 0.3)
+    monkeypatch.setattr(connection, "TAKES_WITHIN_S", 0.3)
     with connect(server, 4096) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 30)  # half a megabyte of answers
         until(lambda: has_connection(server, client), "it is connected")
@@ -250,13 +251,13 @@ def has_connection(server: ThreadServer, client: socket.socket) -> bool:
     inner = server._server
     assert inner is not None
     connections = [*inner._server.server_state.connections]
-    return client.getsockname() in [connection.client for connection in connections]
+    return client.getsockname() in [one.client for one in connections]
 
 
 def test_a_client_that_is_slow_but_takes_something_is_served_to_the_end(
     server: ThreadServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_server, "TAKES_WITHIN_S", 1.0)
+    monkeypatch.setattr(connection, "TAKES_WITHIN_S", 1.0)
     with connect(server, 4096) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         taken = 0
@@ -264,6 +265,36 @@ def test_a_client_that_is_slow_but_takes_something_is_served_to_the_end(
             taken += len(piece)
             threading.Event().wait(0.02)
     assert taken > 10_000
+
+
+def test_while_every_connection_is_served_a_newcomer_is_refused_and_nobody_loses_its_answer(
+    server: ThreadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.http.close()
+    server.http = httpx.Client(base_url=server.url, timeout=WAIT_S, trust_env=False)  # without a connection so far
+    inner = server._server
+    assert inner is not None
+    until(lambda: not inner._server.server_state.connections, "nobody is connected")
+    monkeypatch.setattr(connection, "connection_limit", lambda: 3)
+    with tokenising_held(server, "held") as there:
+        clients = [connect(server) for _ in range(3)]
+        for client in clients:
+            client.sendall(raw_request(prompt="held", max_tokens=2))
+        assert there.wait(WAIT_S)
+        until(lambda: all(not one.awaits_headers for one in inner._server.server_state.connections), "all have asked")
+        with connect(server) as newcomer:
+            assert is_refused(newcomer)
+    for client in clients:
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        client.close()
+    nothing_left(server)
+
+
+def is_refused(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 @pytest.mark.parametrize(
