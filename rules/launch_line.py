@@ -14,6 +14,8 @@ UNKNOWN = frozenset(
 """Refused at the start: underscores by the plain parser of that time, the others by every version."""
 
 GONE = frozenset(("--use-v2-block-manager",))
+EAGER = frozenset(("--enforce-eager", "--disable-cuda-graph"))
+"""Kernels are launched one by one instead of as a captured graph."""
 KV_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16")
 DEMO = "vllm.entrypoints.api_server"
 
@@ -37,6 +39,8 @@ def findings(text: str) -> list[tuple[str, str]]:
             found.append(("kv_type", f"{flag} {value}"))
         elif flag == "--gpu-memory-utilization":
             found.append(("share", f"{flag} {value}"))
+        elif flag in EAGER:
+            found.append(("eager", flag))
         elif flag == "--disable-log-stats":
             found.append(("no_stats", flag))
         elif word == DEMO:
@@ -52,6 +56,7 @@ SAID: Mapping[str, str] = {
     "gone": "launch_gone",
     "kv_type": "launch_kv_type",
     "share": "launch_share",
+    "eager": "launch_eager",
     "no_stats": "launch_no_stats",
     "demo": "launch_demo",
 }

@@ -50,6 +50,11 @@ MEANINGS = {
 }
 
 
+def is_of_link(code: int) -> bool:
+    """Of NVLink, by which GPUs of a group reach each other."""
+    return MEANINGS.get(code) is _LINK
+
+
 def text_of(code: int, language: str = "en") -> str:
     """One line for an event: number, name where known, and what to do about it where that is known."""
     meaning = MEANINGS.get(code)

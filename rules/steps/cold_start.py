@@ -69,9 +69,27 @@ def cold_start(evidence: Evidence, bar: Bar) -> Finding:
     return _young(evidence, engine, bar)
 
 
+def begins_empty(evidence: Evidence, bar: Bar) -> bool:
+    """A restart is told, no other change, and no prompt finds its prefix: a cache begins empty, whatever the program does."""
+    engine, kinds = evidence.engine, {event.kind for event in evidence.events}
+    if engine is None or not evidence.told or "restart" not in kinds or kinds & {*DEPLOYS, "driver"}:
+        return False
+    hit = value(engine.prefix_hit)
+    return engine.no_reuse or bar.reached("software.no_hits_pct", 100 * hit if hit is not None else None)
+
+
 def _young(evidence: Evidence, engine: EngineEvidence, bar: Bar) -> Finding:
     """Started within the last minutes, unchanged, and slow since: kernels compile, caches fill."""
     uptime = engine.uptime_s
+    if uptime is None and begins_empty(evidence, bar):
+        return confirmed(
+            Cause.COLD_START,
+            Strength.FAIR,
+            (line("told_restart", ""), line("no_reuse", "engine.prefix_hits_total"), pair_line(evidence)),
+            names_cause(Cause.COLD_START, effect_of(evidence, bar)),
+            (fix("wait_warm", Cost.SOFTWARE_CHEAP),),
+            support=3.0,
+        )
     if uptime is None:
         return no_data(Cause.COLD_START, line("no_uptime"))
     if uptime >= bar.enter("cold_start.warm_s"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rules.evidence import Evidence, value
+from rules.evidence import Evidence, GpuEvidence, value
 from rules.finding import Finding, Sign, confirmed, effect_of, fix, line, names_cause, strongest
 from rules.launch_line import findings
 from rules.priors import Strength
@@ -42,6 +42,12 @@ def _gpus(evidence: Evidence, bar: Bar) -> list[Sign]:
         elif _is_dead(evidence, bar, util, active):
             seen = line("sensors_differ", "gpu.sm_active_pct", util_pct=util or 0.0, active_pct=active or 0.0)
             found.append(Sign(Strength.FAIR, seen))
+        elif evidence.told and bar.reached("telemetry.busy_util_pct", util) and _for_nobody(evidence, gpu):
+            nobody = value(gpu.processes) == 0
+            key = "busy_without_process" if nobody else "busy_without_requests"
+            found.append(
+                Sign(Strength.STRONG if nobody else Strength.WEAK, line(key, "gpu.util_pct", util_pct=util or 0.0))
+            )
         elif gpu.partitioned and bar.reached("telemetry.idle_util_pct", util) and _works(evidence):
             found.append(Sign(Strength.FAIR, line("util_undefined", "gpu.util_pct", util_pct=util or 0.0)))
     return found
@@ -55,6 +61,13 @@ def _is_dead(evidence: Evidence, bar: Bar, util: float | None, active: float | N
     if engine is None or engine.away or engine.stalled or engine.stalled_s:
         return False
     return evidence.told or (engine.frozen_s is not None and not bar.reached("telemetry.still_s", engine.frozen_s))
+
+
+def _for_nobody(evidence: Evidence, gpu: GpuEvidence) -> bool:
+    """Util counts a kernel that waits, and the moment in which a driver wakes for whoever looks, like one that works."""
+    engine = evidence.engine
+    idle = engine is not None and engine.running is not None and engine.running.value + (value(engine.waiting) or 0) < 1
+    return value(gpu.processes) == 0 or (idle and not gpu.left_behind)
 
 
 def _works(evidence: Evidence) -> bool:

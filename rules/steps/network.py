@@ -36,6 +36,9 @@ def network(evidence: Evidence, bar: Bar) -> Finding:
     outside = value(engine.client_extra_s) if engine else None
     if bar.reached("network.client_extra_s", outside):
         signs.append(Sign(Strength.STRONG, line("client_extra", "", extra_s=outside or 0.0)))
+    late, dense = evidence.output.ttft_ratio, ratio(engine.itl) if engine else None
+    if evidence.told and bar.reached("network.bunch_first_ratio", late) and bar.reached("network.bunch_ratio", dense):
+        signs.append(Sign(Strength.FAIR, line("bunched", "engine.ttft_p95_s", ttft=late or 0.0, itl=dense or 0.0)))
     slow_path = fabric.transport.lower() in SLOW_TRANSPORTS
     if slow_path and effect.hurts:
         signs.append(Sign(Strength.FAIR, line("slow_transport", "", transport=fabric.transport)))

@@ -23,7 +23,7 @@ from rules.finding import (
 )
 from rules.launch_line import REFUSED, SAID, findings
 from rules.priors import Strength
-from rules.steps.cold_start import DEPLOYS, cold_start, concerns
+from rules.steps.cold_start import DEPLOYS, begins_empty, cold_start, concerns
 from rules.steps.memory import is_stalled
 from rules.steps.requests import change_of, explained_share, is_queued
 from rules.steps.storage import storage
@@ -125,7 +125,7 @@ def _by_itself(evidence: Evidence, bar: Bar) -> Finding | None:
     cold_cache = evidence.told and bar.reached(
         "software.no_hits_pct", 100 * hit if (hit := value(engine.prefix_hit)) is not None else None
     )
-    if unspoilt and (engine.no_reuse or cold_cache):
+    if unspoilt and (engine.no_reuse or cold_cache) and not begins_empty(evidence, bar):
         signs.append(Sign(Strength.FAIR, line("no_reuse", "engine.prefix_hits_total")))
     useful = evidence.output.useful_ratio
     if useful is not None and _works_for_nothing(evidence, useful, bar):
@@ -161,7 +161,7 @@ def _by_itself(evidence: Evidence, bar: Bar) -> Finding | None:
 def _launch(evidence: Evidence) -> list[Sign]:
     """What the launch line holds that its server refuses; what only misleads is told beside it."""
     found = findings(evidence.tells.launch) if evidence.tells is not None and evidence.tells.launch else []
-    if not any(key in REFUSED for key, _ in found):
+    if not any(key in REFUSED or key == "eager" for key, _ in found):
         return []
     return [
         Sign(Strength.STRONG if key in REFUSED else Strength.WEAK, line(SAID[key], "engine.config_hash", flag=flag))
@@ -224,7 +224,8 @@ def _changes(evidence: Evidence, bar: Bar) -> list[Event]:
     warm = evidence.at_ns - int(bar.enter("cold_start.warm_s") * 1e9)
     name = evidence.engine.name if evidence.engine else ""
     if evidence.told:
-        return [event for event in evidence.events if event.kind in (*DEPLOYS, "driver", "restart")]
+        kinds = (*DEPLOYS, "driver") if begins_empty(evidence, bar) else (*DEPLOYS, "driver", "restart")
+        return [event for event in evidence.events if event.kind in kinds]
     return [
         event
         for event in evidence.events

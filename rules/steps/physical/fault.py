@@ -22,12 +22,13 @@ from rules.finding import (
     unread_gpus,
 )
 from rules.priors import Strength
+from rules.steps.memory import is_stalled
 from rules.steps.physical.readings import clock_line, draw_line, draw_share, fall, is_hot, temperature_line
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line
 from rules.window import Event
 from telemetry.catalogue import GPU_STATES
-from telemetry.xid import MEANINGS
+from telemetry.xid import MEANINGS, is_of_link
 
 FAULT_STATES = frozenset((1, 2, 4, 6))  # lost, reset required, hung, absent
 
@@ -124,10 +125,15 @@ def _warned(evidence: Evidence, bar: Bar) -> Finding | None:
     if not warnings or not effect.hurts:
         return None
     since = min(event.time_ns for event in warnings)
+    engine = evidence.engine
+    linked = any(event.kind == "xid" and is_of_link(event.code or 0) for event in warnings)
+    torn = (
+        linked and engine is not None and is_stalled(engine, bar)
+    )  # ranks wait for ever for one that they can't reach
     indices = {gpu.index for gpu in evidence.gpus}
     return confirmed(
         Cause.GPU_FAULT,
-        Strength.FAIR,
+        Strength.PROOF if torn else Strength.FAIR,
         (
             *(
                 line(event.kind, "gpu.xid_total", subject=event.subject or "?", code=event.code or 0)
@@ -253,7 +259,7 @@ def _odd_one(evidence: Evidence, bar: Bar) -> Finding | None:
         return None
     return confirmed(
         Cause.GPU_FAULT,
-        Strength.FAIR,
+        Strength.FAIR if len(group.power) > 2 else Strength.WEAK,  # of two, neither is the odd one
         (
             line("odd_rank", "gpu.power_w", rank=odd, power_w=group.power[odd], others_w=middle),
             pair_line(evidence),

@@ -37,7 +37,13 @@ def pcie_link(evidence: Evidence, bar: Bar) -> Finding:
         gpu
         for gpu in evidence.gpus
         if (gpu.pcie_gen is not None or gpu.pcie_width is not None)
-        and (bar.reached("pcie_link.util_pct", value(gpu.util)) or (gpu.util is None and evidence.told))
+        and (
+            bar.reached("pcie_link.util_pct", value(gpu.util))
+            or (
+                evidence.told
+                and (gpu.util is None or (effect.slow and bar.reached("pcie_link.width", value(gpu.pcie_width))))
+            )
+        )
         and (gpu.pstate is None or gpu.pstate <= bar.enter("pcie_link.idle_pstate"))
     ]
     if not loaded:

@@ -130,6 +130,8 @@ def _cap_too_early(evidence: Evidence, gpus: Sequence[GpuEvidence], effect: Effe
         if not bar.reached("power.steady_cap_duty", value(gpu.duty.get("sw_power_cap"))) or is_hot(gpu, bar):
             continue
         share = draw_share(gpu)
+        if share is None and evidence.told and gpu.power_limit is None:
+            share = ratio(gpu.power)  # of usual: far below it the cap has nothing to hold, unless it was lowered
         if bar.reached("power.early_ratio", share):
             found.append((gpu, line("cap_early", "gpu.throttle_reasons", gpu=gpu.index, share_pct=100 * (share or 0))))
         elif effect.slow_work and bar.reached("power.cap_clock_ratio", ratio(gpu.sm_clock)):
