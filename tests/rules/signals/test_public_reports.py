@@ -13,16 +13,19 @@ from rules.signals.reading import parse
 from rules.verdict import Cause
 
 REPORTS = json.loads(PUBLIC.read_text("utf-8"))
+LATE = json.loads(PUBLIC.with_name("public_reports_late.json").read_text("utf-8"))
 CAUSES = {str(cause) for cause in Cause}
 
 
 def test_no_report_is_told_twice() -> None:
-    assert len({report["id"] for report in REPORTS}) == len(REPORTS)
-    told = [json.dumps(report["signals"], sort_keys=True) + report["url"] for report in REPORTS]
+    reports = [*REPORTS, *LATE]
+    assert len({report["id"] for report in reports}) == len(reports)
+    assert not {report["url"] for report in REPORTS} & {report["url"] for report in LATE}
+    told = [json.dumps(report["signals"], sort_keys=True) + report["url"] for report in reports]
     assert len(set(told)) == len(told)
 
 
-@pytest.mark.parametrize("report", REPORTS, ids=[report["id"] for report in REPORTS])
+@pytest.mark.parametrize("report", [*REPORTS, *LATE], ids=[report["id"] for report in [*REPORTS, *LATE]])
 def test_a_report_says_where_it_is_from_and_what_its_cause_was(report: dict[str, object]) -> None:
     expected = report["expected"]
     assert isinstance(expected, dict)
@@ -48,3 +51,8 @@ def test_what_the_rules_were_mended_by_is_still_judged_so() -> None:
     assert not [row.name for row in rows if row.control and row.found]
     assert not [row.name for row in rows if row.violates]
     assert [row.name for row in rows if not row.right] == []
+
+
+def test_no_report_gets_a_cause_that_it_forbids_and_no_control_an_incident() -> None:
+    rows = [row_of(report, judge_signals(parse(report["signals"]))) for report in [*REPORTS, *LATE]]
+    assert not [row.name for row in rows if (row.control and row.found) or row.violates]
