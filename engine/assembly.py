@@ -6,27 +6,32 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
 
 from engine.blocks import BlockPool
 from engine.checkpoints.find import find_model, open_checkpoint
+from engine.checkpoints.interface import Checkpoint
 from engine.contiguous import ContiguousPool
-from engine.core import Engine
+from engine.core import Engine, StepRunner
 from engine.draft import Proposer
 from engine.draftmodel import DraftModel, load_draft
 from engine.kvstore import KVStore, bytes_per_token
 from engine.model import Decoder
 from engine.modelconfig import ModelConfig
 from engine.ngram import NGram
+from engine.parallel.group import Group, join
+from engine.parallel.ranks import LeadingRunner, Ranks, device_of
+from engine.parallel.shard import ShardedCheckpoint
 from engine.probe import measure_peaks
 from engine.quality import Quality, fingerprint
 from engine.queue import POLICIES
 from engine.request import Request, Sampling
 from engine.runner import Runner, cost_of, stage_clock
 from engine.scheduler import Batching, Scheduler
-from engine.scheme import SchemeLoader
+from engine.scheme import Loaded, SchemeLoader
 from engine.settings import EngineSettings, SettingsError
 from engine.speculation import Speculation
 from engine.stages import nothing
@@ -51,50 +56,119 @@ class Assembled:
     config: ModelConfig
     cache: KVStore
     identity: Mapping[str, object]  # what another engine must have in common to take over a KV cache
-    quality: Quality | None = None  # of quantised weights, on the bundled text
+    quality: Quality | None  # of quantised weights, on the bundled text
+    close: Callable[[], None]  # ends what runs beside this process for it
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process holds of a model, all of it or a rank's part, and the cache for it."""
+
+    loaded: Loaded
+    cache: KVStore
+    context: int
+    num_blocks: int
+    host_blocks: int
+    threads: int
 
 
 def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], None]) -> Assembled:
-    """A warm engine. ModelNotFound, UnsupportedModel, PoorQuality and SettingsError are the user's to mend; anything else is a defect."""
+    """A warm engine. ModelNotFound, UnsupportedModel, PoorQuality, SettingsError and RankLost are the user's to mend; anything
+    else is a defect.
+    """
     progress("weights", 0.0)
     path = find_model(settings.model)
     checkpoint = open_checkpoint(path)
-    config = checkpoint.config
     device = choose_device(settings.device)
     if device.type != "cpu" and settings.quantize not in ("none", "auto"):
         raise SettingsError(f"quantize is {settings.quantize!r}: weights are quantised on CPU only; use none or auto")
+    if settings.tensor_parallel == 1:
+        return _assembled(settings, checkpoint, path, device, progress, log, None)
+    ranks = Ranks(settings, checkpoint.config, device)
+    try:
+        checkpoint = ShardedCheckpoint(checkpoint, ranks.group.shard)
+        return _assembled(settings, checkpoint, path, device_of(device, 0), progress, log, ranks)
+    except BaseException as error:
+        lost = ranks.lost(error) if isinstance(error, RuntimeError) else None
+        ranks.close()
+        if lost is not None:
+            raise lost from None
+        raise
+
+
+def load_share(
+    settings: EngineSettings,
+    checkpoint: Checkpoint,
+    path: Path,
+    device: torch.device,
+    progress: Progress,
+    log: Callable[[str], None],
+    group: Group | None,
+    draft_token_bytes: int = 0,
+) -> Share:
+    """Load what a checkpoint gives and make room for its cache; with other ranks, as many blocks as each has room for. A draft
+    model's cache, of as many blocks, needs so much room beside it.
+    """
+    config = checkpoint.config
     dtype = choose_dtype(settings.dtype, config, device)
     context = min(config.context, settings.max_context or config.context)
-    tokenizer = checkpoint.tokenizer()
-    threads = min(settings.threads, usable_cores()) if settings.threads else usable_cores()
+    cores = max(1, usable_cores() // settings.tensor_parallel)
+    threads = min(settings.threads, cores) if settings.threads else cores
     torch.set_num_threads(threads)
     with torch.inference_mode():
         loader = SchemeLoader(checkpoint, path, dtype, device, context, settings.quantize_group, progress, log)
         loaded = loader.load(settings.quantize)
-        decoder = loaded.decoder
-        draft = load_draft(settings, tokenizer, dtype, device, context, progress, log)
         del loader  # and with it full weights that were only compared with
+        if group is not None:
+            group.meet()
+            join(loaded.decoder, checkpoint, loaded.choice.kernel, group)
         progress("cache", 0.0)
         int8 = settings.kv_dtype == "int8"
         token_bytes = bytes_per_token(config, dtype, int8)
-        draft_bytes = bytes_per_token(draft.config, dtype) if draft is not None else 0
-        num_blocks = choose_blocks(settings, token_bytes + draft_bytes, device)
+        num_blocks = choose_blocks(settings, token_bytes + draft_token_bytes, device)
         host_blocks = choose_host_blocks(settings, token_bytes)
+        if group is not None:
+            num_blocks, host_blocks = group.least(num_blocks), group.least(host_blocks)
         cache = KVStore(config, num_blocks, settings.block_size, dtype, device, int8, host_blocks)
-        progress("probe", 0.0)
-        peaks = measure_peaks(loaded.choice.kernel, dtype, device)
-    log(f"peak: {peaks.flops_per_s / 1e9:.0f} GFLOP/s, {peaks.bytes_per_s / 1e9:.1f} GB/s")
     # A request never outgrows the pool, so that the last one running can always finish.
     context = min(context, num_blocks * settings.block_size)
-    scheduler = make_scheduler(settings, num_blocks, host_blocks, context, 256 if device.type == "cpu" else 2048)
-    chooser = ThreadChooser(threads if device.type == "cpu" else 1)
+    return Share(loaded, cache, context, num_blocks, host_blocks, threads if device.type == "cpu" else 1)
+
+
+def _assembled(
+    settings: EngineSettings,
+    checkpoint: Checkpoint,
+    path: Path,
+    device: torch.device,
+    progress: Progress,
+    log: Callable[[str], None],
+    ranks: Ranks | None,
+) -> Assembled:
+    config = checkpoint.config
+    tokenizer = checkpoint.tokenizer()
+    dtype = choose_dtype(settings.dtype, config, device)
+    context = min(config.context, settings.max_context or config.context)
+    with torch.inference_mode():
+        draft = load_draft(settings, tokenizer, dtype, device, context, progress, log)
+    draft_bytes = bytes_per_token(draft.config, dtype) if draft is not None else 0
+    group = ranks.group if ranks else None
+    share = load_share(settings, checkpoint, path, device, progress, log, group, draft_bytes)
+    loaded, cache, decoder = share.loaded, share.cache, share.loaded.decoder
+    progress("probe", 0.0)
+    with torch.inference_mode():
+        peaks = measure_peaks(loaded.choice.kernel, dtype, device)
+    log(f"peak: {peaks.flops_per_s / 1e9:.0f} GFLOP/s, {peaks.bytes_per_s / 1e9:.1f} GB/s")
+    usual_budget = 256 if device.type == "cpu" else 2048
+    scheduler = make_scheduler(settings, share.num_blocks, share.host_blocks, share.context, usual_budget)
+    clock = stage_clock(device) if settings.stage_timers else None
+    runner: StepRunner = Runner(decoder, cache, ThreadChooser(share.threads), clock)
     engine = Engine(
         scheduler,
-        Runner(decoder, cache, chooser, stage_clock(device) if settings.stage_timers else None),
+        LeadingRunner(runner, ranks) if ranks else runner,
         cost_of(decoder, cache),
         EngineStats(started_s=time.monotonic(), peaks=peaks),
         tokenizer.end_tokens,
-        context,
+        share.context,
         settings.stall_timeout_s,
     )
     warm_up(engine, config.vocab, lambda done: progress("warm-up", done))
@@ -104,19 +178,29 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
         started_s=time.monotonic(), peaks=peaks, stage_seconds=stages
     )  # what warming up counted is nobody's traffic
     engine.steps = StepLog()
-    engine.speculate(make_speculation(settings, num_blocks, context, config.vocab, draft, log))
+    speculation = make_speculation(settings, share.num_blocks, share.context, config.vocab, draft, log)
+    engine.speculate(speculation)
+    if ranks:
+        engine.stats.ranks = ranks.begin()
+        engine.on_beat = ranks.check
     engine.beat()
-    scheme = f"{loaded.quality.scheme} {settings.quantize_group}" if loaded.quality else "none"
+    kv_dtype = "int8" if settings.kv_dtype == "int8" else str(dtype).removeprefix("torch.")
     identity = {
         "checkpoint": fingerprint(path)[:32],
-        "weights": scheme,
+        "weights": f"{loaded.quality.scheme} {settings.quantize_group}" if loaded.quality else "none",
         "dtype": str(dtype).removeprefix("torch."),
-        "kv_dtype": "int8" if int8 else str(dtype).removeprefix("torch."),
+        "kv_dtype": kv_dtype,
         "layers": config.num_layers,
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
     }
-    return Assembled(engine, tokenizer, config, cache, identity, loaded.quality)
+    return Assembled(
+        engine, tokenizer, config, cache, identity, loaded.quality, ranks.close if ranks else nothing_to_close
+    )
+
+
+def nothing_to_close() -> None:
+    """All is in this process and goes with it."""
 
 
 def make_scheduler(

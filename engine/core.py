@@ -43,6 +43,10 @@ class OutOfMemory(RuntimeError):
     """The device had no memory for this step. Cache and weights are as before."""
 
 
+class RankLost(RuntimeError):
+    """One of the processes that compute a model together is gone, hangs or has failed: the end of the engine, in one line."""
+
+
 class StepRunner(Protocol):
     def run(self, plan: StepPlan) -> StepResult:
         """Copy a plan's blocks, compute its tokens and choose the next ones. OutOfMemory leaves everything usable."""
@@ -76,6 +80,7 @@ class Engine:
         self.steps = StepLog()
         self._speculation: Speculation | None = None
         self._requests: dict[str, Request] = {}
+        self.on_beat: Callable[[], None] = lambda: None  # may raise, and end the engine by it
 
     @property
     def has_work(self) -> bool:
@@ -197,6 +202,7 @@ class Engine:
 
     def beat(self) -> None:
         """Publish who is where, and that the loop is alive."""
+        self.on_beat()
         scheduler, pool = self.scheduler, self.scheduler.pool
         running = scheduler.running
         # Shared blocks are full: what is not written lies in blocks of one table only, so nothing is counted twice.

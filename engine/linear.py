@@ -70,6 +70,12 @@ class Plain(Composed):
         return F.linear(x, self.weight, self.bias)
 
 
+def few_sizes(rows: int) -> int:
+    """`rows` or somewhat more: each number up to 16, then steps of 4, 32 and 64."""
+    step = 1 if rows <= 16 else 4 if rows <= 32 else 32 if rows <= 256 else 64
+    return -(-rows // step) * step
+
+
 class Packed(Composed):
     """The weights reordered once for oneDNN's kernels (CPU). Two to four times as fast as Plain from 2 rows on, where
     MKL has no good kernel for few rows, and a row's result does not depend on how many others are computed with it.
@@ -91,8 +97,7 @@ class Packed(Composed):
         """oneDNN makes and keeps a kernel of some 0.7 MB for each number of rows and each shape of weights; a thousand of
         them would cost as much memory as the model. So: each number up to 16, then steps of 4, 32 and 64.
         """
-        step = 1 if rows <= 16 else 4 if rows <= 32 else 32 if rows <= 256 else 64
-        return -(-rows // step) * step
+        return few_sizes(rows)
 
 
 Kernel = Callable[[Tensor, Tensor | None], Linear]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from itertools import accumulate
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from engine.stages import Stage
-from engine.stats import Counters, EngineStats, Histogram, prompt_len_max, recent
+from engine.stats import Counters, EngineStats, Histogram, RankTimes, prompt_len_max, recent
 from telemetry.catalogue import ENGINE
 
 HISTOGRAMS = {
@@ -27,6 +27,11 @@ _BEYOND_CATALOGUE = {
     "recomputed_tokens_total": "tokens computed again after preemption",
     "flops_total": "floating-point operations of all steps, counted",
     "bytes_total": "bytes of weights and KV cache moved by all steps, counted",
+}
+RANKS: Mapping[str, tuple[str, Callable[[RankTimes], float]]] = {
+    "steps": ("steps of a rank", lambda times: times.steps),
+    "compute_seconds": ("seconds that a rank computed", lambda times: times.compute_s),
+    "wait_seconds": ("seconds that a rank spent in sums over all ranks", lambda times: times.wait_s),
 }
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -64,7 +69,7 @@ class EngineMetrics:
         if self._stats is None:
             return
         stats = self._stats.snapshot()
-        for families in (self._gauges, self._counters, self._stages, self._histograms):
+        for families in (self._gauges, self._counters, self._ranks, self._stages, self._histograms):
             yield from families(stats)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
@@ -131,6 +136,15 @@ class EngineMetrics:
         for stage in Stage:
             family.add_metric((*self._values, stage.label), stats.stage_seconds[stage])
         yield family
+
+    def _ranks(self, stats: EngineStats) -> Iterator[Metric]:
+        """One series a rank, of a model over several processes."""
+        for name, (title, value) in RANKS.items():
+            family = CounterMetricFamily(f"pairscope_rank_{name}", title, labels=(*self._labels, "rank"))
+            for rank, times in enumerate(stats.ranks):
+                family.add_metric((*self._values, str(rank)), value(times))
+            if stats.ranks:
+                yield family
 
     def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
         for name, title in HISTOGRAMS.items():

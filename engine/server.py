@@ -19,6 +19,7 @@ import uvicorn
 
 from engine.checkpoints.find import ModelNotFound, find_model, name_of
 from engine.connection import SEND_BUFFER_BYTES, Connection
+from engine.core import RankLost
 from engine.endpoints import Endpoints
 from engine.metrics import EngineMetrics
 from engine.modelconfig import UnsupportedModel
@@ -144,6 +145,11 @@ class EngineServer:
             _complain(say("engine.model.unusable", self.language, model=self.settings.model, reason=reason))
         elif isinstance(error, PoorQuality):
             _complain(say("engine.quantize.refused", self.language, **error.quality.figures()))
+        elif isinstance(error, RankLost):
+            log.critical(say("engine.start.died", self.language, reason=reason))
+            self.exit_code = 1
+            self._stopping.set()
+            return
         elif isinstance(error, SettingsError):
             _complain(say("engine.start.bad_setting", self.language, reason=reason))
         else:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.core import Engine, Output
+from engine.core import Engine, Output, RankLost
 from engine.detokenizer import TextStream
 from engine.loop import EngineLoop, LoopEnded
 from engine.metrics import EngineMetrics
@@ -167,6 +167,8 @@ class EngineService:
         self.tokenisers.shutdown(wait=False, cancel_futures=True)
         self._loop.stop()
         await asyncio.to_thread(self._loop.join, STOP_STEP_S)
+        if self._assembled is not None:
+            await asyncio.to_thread(self._assembled.close)
 
     def health(self) -> Health:
         if self.death is not None:
@@ -273,8 +275,10 @@ class EngineService:
         self._call_soon(lambda: self._dispatch(outputs))
 
     def _died(self, error: BaseException) -> None:
-        log.critical("the engine loop died", exc_info=error)
-        self.death = f"{type(error).__name__}: {error}"
+        known = isinstance(error, RankLost)  # its line says all
+        if not known:
+            log.critical("the engine loop died", exc_info=error)
+        self.death = str(error) if known else f"{type(error).__name__}: {error}"
         self._call_soon(self._fail_all)
 
     def _call_soon(self, call: Callable[[], None]) -> None:

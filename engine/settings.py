@@ -29,6 +29,8 @@ class EngineSettings:
     dtype: str = "auto"  # auto, float32, bfloat16, float16; auto is float32 on CPU, the checkpoint's on CUDA
     quantize: str = "none"  # weights: none, int8, int4, auto (the fastest that this model bears; CPU only)
     quantize_group: int = 32  # quantised weights that share a range: 32, 64, 128
+    tensor_parallel: int = 1  # processes that share the model's heads and MLP, each on a GPU of its own, or on CPU
+    rank_timeout_s: float = 60.0  # a process that doesn't answer the others for so long ends the engine
     threads: int = 0  # CPU threads at most; 0: all cores that this process may use
 
     max_seqs: int = 32  # sequences in one step at most
@@ -96,6 +98,8 @@ _CHOICES = {
 _BOUNDS = {
     "port": (0, 65535),
     "threads": (0, 1024),
+    "tensor_parallel": (1, 64),
+    "rank_timeout_s": (1.0, 86_400.0),
     "max_seqs": (1, 4096),
     "block_size": (1, 1024),
     "max_waiting": (0, 1_000_000),

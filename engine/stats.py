@@ -174,6 +174,20 @@ class StepRecord:
 
 
 @dataclass(slots=True)
+class RankTimes:
+    """Of one rank since the start. A rank that is slow computes long and waits little; the others wait for it in every sum."""
+
+    steps: int = 0
+    compute_s: float = 0.0
+    wait_s: float = 0.0  # in collectives: until the others came, and the transfer itself
+
+    def add(self, compute_s: float, wait_s: float) -> None:
+        self.steps += 1
+        self.compute_s += compute_s
+        self.wait_s += wait_s
+
+
+@dataclass(slots=True)
 class EngineStats:
     """One per engine. Take `lock` for writing, and a snapshot for reading several numbers that must fit together."""
 
@@ -183,6 +197,7 @@ class EngineStats:
     counters: Counters = field(default_factory=Counters)
     occupancy: Occupancy = field(default_factory=Occupancy)
     speculation: SpeculationStats | None = None  # None: the engine does not speculate
+    ranks: Sequence[RankTimes] = ()  # of a model over several processes
     beat_s: float = 0.0  # when the loop last came round, monotonic
     steps: deque[StepRecord] = field(default_factory=deque)
     stage_seconds: list[float] | None = None  # by Stage since the start; None: not timed

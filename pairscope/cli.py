@@ -172,11 +172,15 @@ def engine_command(
     speculate_tokens: Annotated[int | None, typer.Option(min=1, max=64, help=t("engine.speculate_tokens"))] = None,
     check_quality: Annotated[bool, typer.Option("--check-quality", help=t("engine.check_quality"))] = False,
     step_log: Annotated[str | None, typer.Option(metavar="FILE", help=t("engine.step_log"))] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tensor-parallel", min=1, metavar="N", help=t("engine.tensor_parallel"))
+    ] = None,
     config: ConfigOption = None,
     lang: LangOption = None,
 ) -> None:
     with one_line_for_mistakes():
-        given = {"model": model, "host": host, "port": port, "quantize": quantize, "step_log": step_log}
+        given: dict[str, object] = {"model": model, "host": host, "port": port, "quantize": quantize}
+        given |= {"step_log": step_log, "tensor_parallel": tensor_parallel}
         given |= {"speculate": speculate, "speculate_tokens": speculate_tokens}
         configuration = gather(config, overrides(state_dir=None, store=None, lang=lang, engine=given), lang)
         made = settings(configuration, "engine", EngineSettings, **shared(configuration))

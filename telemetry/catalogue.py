@@ -341,6 +341,24 @@ ENGINE = _measurement(
     """),
 )
 
+RANK = _measurement(
+    "rank",
+    ("engine", "kind", "model", "gpus", "rank"),
+    "Rank",
+    "Rank",
+    _counters("steps_total | steps | 步数"),
+    _second_counters("""
+        compute_s | time in which it computed | 自身计算时长
+        wait_s | time in collectives: waiting for the others, and the transfer | 集合通信时长(等待其他 rank 与传输)
+    """),
+    _gauges("""
+        step_compute_mean_s | time of a step in which it computed, mean | 每步自身计算时间均值
+        step_wait_mean_s | time of a step in collectives, mean | 每步集合通信时间均值
+    """),
+)
+"""One process of a model that is split over several. The slowest computes longest and waits least; the others wait for it in every
+step, so that their whole step times are all alike."""
+
 HOST = _measurement(
     "host",
     (),
@@ -529,7 +547,7 @@ AGENT = _measurement(
 )
 
 MEASUREMENTS: Mapping[str, Measurement] = {
-    m.name: m for m in (GPU, MIG, ENGINE, HOST, PSU, POWER, THERMAL, CIRCUIT, EVENT, PAIR, VERDICT, ALERT, AGENT)
+    m.name: m for m in (GPU, MIG, ENGINE, RANK, HOST, PSU, POWER, THERMAL, CIRCUIT, EVENT, PAIR, VERDICT, ALERT, AGENT)
 }
 
 

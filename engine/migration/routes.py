@@ -54,6 +54,10 @@ class MigrationRoutes:
             try:
                 refuse_strangers(request, self._service.settings.migrate_token)
                 self._service.refuse_if_not_serving(0)
+                if self._service.settings.tensor_parallel > 1:
+                    return _error(
+                        409, "with tensor_parallel a cache lies in parts in several processes, and is not moved"
+                    )
                 return await handler(request)
             except (Forbidden, NotServing, Unfit) as error:
                 return _error(error.code, str(error))

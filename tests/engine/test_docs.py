@@ -6,7 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from engine.metrics import HISTOGRAMS
+from engine.metrics import HISTOGRAMS, RANKS
 from engine.settings import EngineSettings
 from engine.stats import Counters
 from telemetry.catalogue import ENGINE
@@ -35,6 +35,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 def test_every_metric_that_is_named_exists() -> None:
     known = {*ENGINE.fields, *HISTOGRAMS, *(field.name for field in dataclasses.fields(Counters)), "<field>"}
+    known |= {f"rank_{name}_total" for name in RANKS}
     named = set(re.findall(r"`pairscope_([\w<>]+)`", TEXT))
     assert len(named) > 10
     assert named <= known
