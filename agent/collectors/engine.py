@@ -20,7 +20,9 @@ from agent.collectors.engine_route import MetricsRoute, who_serves
 from agent.collectors.engine_scrape import DEADLINE_S, Condition, EngineClient, Health, Outcome, Scrape
 from agent.collectors.interface import Collector, Finding, ListsGpuProcesses, Tags, Tick
 from agent.engine_ownership import EngineOwnership
+from agent.engine_ranks import RankReadings
 from agent.engine_status import EngineStatus
+from agent.exposition import Exposition
 from agent.settings import AgentSettings, EngineTarget
 from agent.worker import Late, Worker
 from telemetry.catalogue import REACH
@@ -135,6 +137,7 @@ class Watched:
         self.target = target
         self.worker = Worker(f"engine-{target.name}", EngineVisitor(target, deadline_s, monotonic).visit)
         self.readings: EngineReadings | None = None
+        self.ranks = RankReadings()
         self.kind = "" if target.kind == "auto" else target.kind
         self.model = ""
         self.up: int | None = None
@@ -322,7 +325,7 @@ class EngineCollector:
         if fields.get("partial") and engine.status.state == "ready":
             engine.status = replace(engine.status, problem=say("agent.engine.partial", self._language))
         self._add_problem(engine, visit)
-        return [*self._samples(engine, fields, tick), *events]
+        return [*self._samples(engine, fields, tick), *self._ranks(engine, exposition, tick), *events]
 
     def _add_problem(self, engine: Watched, visit: Visit) -> None:
         """What is not as it should be with an engine that is ready all the same."""
@@ -405,6 +408,12 @@ class EngineCollector:
         if engine.probe is not None:
             fields |= engine.probe.take(tick, engine.kind, engine.model, is_up=bool(engine.up))
         return [Sample("engine", self._engine_tags(engine), fields, tick.time_ns)] if fields else []
+
+    def _ranks(self, engine: Watched, exposition: Exposition | None, tick: Tick) -> list[Sample]:
+        """One sample for each process of a model that is split."""
+        tags = self._engine_tags(engine)
+        found = engine.ranks.read(exposition)
+        return [Sample("rank", {**tags, "rank": rank}, fields, tick.time_ns) for rank, fields in found.items()]
 
     def _engine_tags(self, engine: Watched) -> dict[str, str]:
         gpus = self.ownership.tag(engine.target.name)
