@@ -134,18 +134,14 @@ class KVStore:
                 part.index_copy_(0, ours.to(part.device), host[hosts].to(part.device))
 
     @torch.inference_mode()
-    def read(self, blocks: Sequence[int], tokens: int) -> bytes:
+    def read(self, blocks: Sequence[int], tokens: int) -> memoryview:
         """What a table's blocks hold of its first `tokens` tokens, layer by layer: `tokens * bytes_per_token` bytes, the same
         whatever the size of a block.
         """
-        if not tokens:
-            return b""
-        table = torch.tensor(blocks[: -(-tokens // self.block_size)])
-        rows = []
-        for part in self._parts():
-            whole = part.index_select(0, table.to(part.device)).view(-1, part.shape[1] // self.block_size)
-            rows.append(whole[:tokens].contiguous().cpu().view(torch.uint8).flatten())
-        return torch.cat(rows).numpy().tobytes()
+        whole = torch.empty(tokens * self.bytes_per_token, dtype=torch.uint8)
+        for slots, rows in self._slots_and_rows(blocks, tokens, whole):
+            rows.copy_(slots)
+        return whole.numpy().data
 
     @torch.inference_mode()
     def fill(self, blocks: Sequence[int], tokens: int, data: bytes | memoryview) -> None:
@@ -156,22 +152,32 @@ class KVStore:
             raise ValueError(
                 f"{len(data)} bytes of cache for {tokens} tokens, expected {tokens * self.bytes_per_token}"
             )
-        if not tokens:
-            return
-        table = torch.tensor(blocks[: -(-tokens // self.block_size)])
-        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        placed = []
+        pairs = list(self._slots_and_rows(blocks, tokens, torch.from_numpy(np.frombuffer(data, np.uint8).copy())))
+        # no real cache comes near the largest number, so that its sum is finite if it is
+        if not all(bool(r.sum(dtype=torch.float32).isfinite()) for _, r in pairs if r.dtype.is_floating_point):
+            raise ValueError("the cache holds numbers that are not finite")
+        for slots, rows in pairs:
+            slots.copy_(rows)
+
+    def _slots_and_rows(self, blocks: Sequence[int], tokens: int, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The slots of a table's first `tokens` tokens beside what stands for them in `whole`, bytes in the order of layers: one
+        pair for each part and each run of neighbouring blocks.
+        """
+        size = self.block_size
+        runs: list[list[int]] = []
+        for number, block in enumerate(blocks[: -(-tokens // size)]):
+            if runs and block == runs[-1][1]:
+                runs[-1][1] += 1
+            else:
+                runs.append([block, block + 1, number * size])
         for part in self._parts():
-            width = part.shape[1] // self.block_size
-            size = tokens * width * part.element_size()
-            rows, flat = flat[:size].view(part.dtype).view(tokens, width), flat[size:]
-            if part.dtype.is_floating_point and not bool(rows.isfinite().all()):
-                raise ValueError("the cache holds numbers that are not finite")
-            whole = torch.zeros(len(table) * self.block_size, width, dtype=part.dtype)
-            whole[:tokens] = rows
-            placed.append((part, whole.view(len(table), -1)))
-        for part, whole in placed:
-            part.index_copy_(0, table.to(part.device), whole.to(part.device))
+            width = part.shape[1] // size
+            taken = tokens * width * part.element_size()
+            rows, whole = whole[:taken].view(part.dtype).view(tokens, width), whole[taken:]
+            slots = part.view(-1, width)
+            for first, end, at in runs:
+                count = min((end - first) * size, tokens - at)
+                yield slots[first * size : first * size + count], rows[at : at + count]
 
     def _parts(self) -> Iterator[Tensor]:
         return (part for layer in self.layers for part in layer.parts)

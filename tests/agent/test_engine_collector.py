@@ -543,3 +543,18 @@ def test_a_failing_visit_costs_its_engine_only(server: EngineEndpoint, monkeypat
         assert ticks.collector.errors == 1
     finally:
         other.close()
+
+
+def test_each_rank_of_a_split_model_is_a_sample_of_its_own(server: EngineEndpoint) -> None:
+    text = pairscope()
+    for rank, (steps, own, waited) in {"0": (40, 1.0, 3.0), "1": (39, 3.5, 0.25)}.items():
+        for family, value in (("steps", steps), ("compute_seconds", own), ("wait_seconds", waited)):
+            text += f'pairscope_rank_{family}_total{{model_name="{MODEL}",rank="{rank}"}} {value}\n'
+    server.metrics(text)
+    ticks = Ticks(server.url)
+    ticks.until(lambda sample: sample.fields.get("up") == 1)
+    ranks = [sample for sample in ticks.all() if sample.measurement == "rank"]
+    assert [(s.tags["engine"], s.tags["rank"], s.fields["steps_total"], s.fields["compute_s"]) for s in ranks] == [
+        ("chat-a", "0", 40, 1.0),
+        ("chat-a", "1", 39, 3.5),
+    ]
