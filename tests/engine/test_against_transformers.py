@@ -143,7 +143,7 @@ def test_in_one_mixed_batch_every_prompt_gets_the_tokens_of_transformers(
 
 
 def test_guessed_tokens_leave_every_prompt_its_tokens(assembled: Assembled, references: list[Reference]) -> None:
-    """Alone and all at once. Verified tokens are computed as rows of their own, so not even a tie may fall differently."""
+    """Alone and all at once: those that it gets without guesses."""
     engine, prompts = assembled.engine, [reference.prompt for reference in references]
     without = [[_run(assembled, [prompt])[0] for prompt in prompts], _run(assembled, prompts)]
     stats = speculate(engine, NGram(2, 4), FakeClock(), 8, Always).stats

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from engine.attention import CompiledAttention, GatherAttention
 from engine.batch import build as build_batch
 from engine.checkpoints.find import open_checkpoint
+from engine.draft import Draft
 from engine.kernelchoice import choose_kernel
 from engine.kernels import build
 from engine.kernels.native import Kernels, kernels
-from engine.kvstore import KVStore
+from engine.kvstore import KVStore, PlainLayer
 from engine.linear import Linear, Plain
 from engine.loader import load_decoder
 from engine.quantized import Compiled, Int4, Int8, Quantised, TorchInt4, TorchInt8, Widened, grouped
@@ -156,6 +157,30 @@ def test_decoding_by_the_kernel_is_decoding_by_torch_with_windows_too(compiled: 
                     request.tokens.append(step + 1)
             answers.append(torch.cat(logits[1:]))
     torch.testing.assert_close(answers[1], answers[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("blocks", [[4, 5, 6, 7, 8, 9], [9, 1, 7, 3, 8, 2]], ids=["side by side", "scattered"])
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_token_and_its_guesses_attend_as_each_would_alone(
+    compiled: Kernels, tmp_path: Path, window: int | None, blocks: list[int]
+) -> None:
+    """By the kernel to the last bit, by torch within rounding."""
+    config = open_checkpoint(write_checkpoint(tmp_path)).config
+    cpu, width = torch.device("cpu"), config.q_width + config.kv_width
+    cache = PlainLayer(10, 4, config.kv_width, torch.float32, cpu)
+    cache.slots.normal_(generator=torch.Generator().manual_seed(1))
+    qkv = torch.randn(6, width, generator=torch.Generator().manual_seed(2))
+    attention, torchs = CompiledAttention(config, compiled), GatherAttention(config)
+    request = Request("r", list(range(18)), Sampling(), 0.0)
+    request.blocks = blocks
+    reach = build_batch(StepPlan([Row(request, 17, 6, Draft((1, 2, 3, 4, 5)))]), 4, torch.float32, cpu, int, window)
+    together = attention(reach.local, 6, qkv, cache)
+    torch.testing.assert_close(torchs(reach.local, 6, qkv, cache), together, rtol=1e-5, atol=1e-5)
+    for place in range(6):
+        alone = Request("a", list(range(18 + place)), Sampling(), 0.0)
+        alone.blocks = blocks
+        one = build_batch(StepPlan([Row(alone, 17 + place, 1)]), 4, torch.float32, cpu, int, window)
+        assert torch.equal(attention(one.local, 1, qkv[place : place + 1], cache)[0], together[place])
 
 
 @pytest.mark.parametrize("inputs", [64, 256])
