@@ -14,8 +14,9 @@ from math import isfinite
 
 from rules.clearance import HARDWARE, Basis, basis_of, is_idle, is_well
 from rules.triage import can_tell
-from rules.verdict import Cause, Diagnosis, Verdict
+from rules.verdict import Cause, Diagnosis, Line, Verdict
 from telemetry.catalogue import ALERT_STATES, COMMON_TAGS
+from telemetry.messages import LANGUAGES
 from telemetry.sample import Sample
 
 WIDE = ("rack", "circuit", "cluster")
@@ -266,6 +267,7 @@ class AlertMachine:
             for plain in state["alerts"]:
                 alert = Alert(**plain)
                 _check(alert)
+                _make_sayable(alert)
                 machine.alerts[alert.fingerprint] = alert
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of the alerts is not complete: {error}") from error
@@ -288,6 +290,9 @@ def _check(alert: Alert) -> None:
     texts += [text for basis in alert.rests_on.values() for part in basis for text in part]
     if not all(isinstance(text, str) for text in texts) or not isinstance(alert.summary_values, dict):
         raise ValueError("a name or a summary that is no text")
+    "".join(texts).encode()  # half a character could never be written again
+    if alert.cause not in list(Cause):
+        raise ValueError(f"a cause that is not known here: {alert.cause!r}")
     whole = [alert.began_ns, alert.opened_ns, alert.fired_ns, alert.resolved_ns, alert.flips]
     missing = [alert.fired_ns, alert.resolved_ns, alert.loss_pct].count(None)
     if [*whole, alert.loss_pct].count(None) > missing or not all(
@@ -299,6 +304,16 @@ def _check(alert: Alert) -> None:
         raise ValueError("a measure that is no number")
     if None in measured[:4] or alert.flips > MOST_FLIPS or not isinstance(alert.simulated, bool):
         raise ValueError("a measure, a count of flips or a mark that can't be")
+
+
+def _make_sayable(alert: Alert) -> None:
+    """Another version may have said it in a sentence that is none here. The incident stands all the same: its cause is its summary."""
+    try:
+        for language in LANGUAGES:
+            if "{" in Line(alert.summary_key, alert.summary_values).text(language):
+                raise ValueError("it wants numbers that the state has not")
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError):
+        alert.summary_key, alert.summary_values = f"rules.cause.{alert.cause}", {}
 
 
 def alert_sample(alert: Alert, summary: str, at_ns: int) -> Sample:

@@ -376,7 +376,7 @@ class Service:
             if not isinstance(state, dict) or state.get("version") != 1:
                 raise ValueError("it was made by another version")
             self.triage.memories = {key: PairMemory.of(plain) for key, plain in state["pairs"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             self.triage.memories = {}
             put_aside(path, str(error))
 

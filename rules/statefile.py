@@ -48,7 +48,7 @@ def read_state(path: Path) -> object:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         put_aside(path, str(error))
         return None
 

@@ -6,6 +6,8 @@ The same message may arrive twice after a crash, always under the same idempoten
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -29,6 +31,8 @@ from telemetry.messages import say
 log = logging.getLogger(__name__)
 
 RETRIED = frozenset((408, 425, 429))  # and every 5xx
+PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.EIO, errno.ESTALE))
+"""Failures of a read that say nothing of the message: it is read again."""
 KEPT = 1000
 """Messages in the outbox; beyond this the oldest is put among the dead, of whom as many are kept: a receiver that is down for
 weeks fills no disk."""
@@ -62,6 +66,7 @@ class Outbox:
         self.dead.mkdir(mode=0o700, parents=True, exist_ok=True)
         for unfinished in folder.glob("*.new"):
             unfinished.unlink(missing_ok=True)
+        self._settled: dict[str, Path | None] = {}  # and where to; they are here still where the disk can't be written
         self._number = max((_number(path) for path in self.waiting()), default=0)
         self.filled = threading.Event()
 
@@ -77,21 +82,32 @@ class Outbox:
         self.filled.set()
 
     def waiting(self) -> list[Path]:
-        return sorted(self.folder.glob("*.json"))
+        return sorted(path for path in self.folder.glob("*.json") if path.name not in self._settled)
 
     def read(self, path: Path) -> Message:
         return Message(path.stem.partition("-")[2], path.read_text("utf-8"))
 
     def delivered(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        """Off the list, even where the disk can't be written any more: then OSError, and it leaves the disk with a later one."""
+        self._settle(path, None)
         sync_folder(self.folder)
 
     def bury(self, path: Path, why: str) -> None:
         """Keep a message that nobody takes, out of the way, and say so."""
         log.error("webhook: message %s is given up (%s); kept in %s", path.name, why, self.dead)
-        path.replace(self.dead / path.name)
+        self._settle(path, self.dead / path.name)
         for oldest in sorted(self.dead.glob("*.json"))[:-KEPT]:
             oldest.unlink(missing_ok=True)
+
+    def _settle(self, path: Path, to: Path | None) -> None:
+        self._settled[path.name] = to
+        for name, place in list(self._settled.items()):
+            if place is None:
+                (self.folder / name).unlink(missing_ok=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    (self.folder / name).replace(place)
+            self._settled.pop(name, None)
 
 
 def _number(path: Path) -> int:
@@ -160,24 +176,27 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            waiting = self._outbox.waiting()
-            if not waiting:
-                self._outbox.filled.wait(5.0)
-                self._outbox.filled.clear()
-                continue
             try:
-                wait_s = self._deliver(waiting[0], self.failures)
-            except OSError as error:  # the outbox's own disk
+                waiting = self._outbox.waiting()
+                wait_s = self._deliver(waiting[0], self.failures) if waiting else None
+            except OSError as error:  # the outbox's own disk, or no descriptor is left to read it with
                 wait_s = self._retry(f"outbox: {error.strerror}", self.failures, None)
             self.failures = self.failures + 1 if wait_s is not None else 0
             if wait_s is not None:
                 self._stopping.wait(wait_s)
+            elif not waiting:
+                self._outbox.filled.wait(5.0)
+                self._outbox.filled.clear()
 
     def _deliver(self, path: Path, failures: int) -> float | None:
         """None when the message is off the list; else the seconds to wait before the next attempt."""
         try:
             message = self._outbox.read(path)
+        except FileNotFoundError:  # put among the dead in the meantime
+            return None
         except (OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno in PASSING:
+                raise
             self._outbox.bury(path, f"unreadable: {type(error).__name__}")
             return None
         headers = {"Content-Type": "application/json", "User-Agent": "pairscope", "Idempotency-Key": message.key}
@@ -188,7 +207,7 @@ class Sender(threading.Thread):
             request = self._client.build_request("POST", self._url, content=message.body.encode(), headers=headers)
             response = self._client.send(request, stream=True)  # the status is all that is asked for
             response.close()
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        except Exception as error:  # whatever a receiver may do: the message waits, and this thread goes on
             return self._retry(f"{type(error).__name__}", failures, None)
         if response.is_success:
             self._outbox.delivered(path)

@@ -22,9 +22,11 @@ from rules.alerts import (
     fingerprint_of,
 )
 from rules.finding import summary
+from rules.notification import summary_text
 from rules.triage import JudgeSettings, walk
 from rules.verdict import Cause, Diagnosis, Line, Status, Step, StepReport, Verdict
 from telemetry.catalogue import check
+from telemetry.messages import LANGUAGES, say
 from tests.rules import plant
 from tests.rules.plant import SECOND, Node, bend, scene
 
@@ -226,6 +228,8 @@ def test_a_state_that_another_version_made_is_refused() -> None:
         {"simulated": []},
         {"summary_values": None},
         {"state": 1},
+        {"cause": "nosuch"},
+        {"place": {"node": "\ud800"}},
     ],
 )
 def test_a_damaged_alert_is_refused_when_it_is_read_and_not_in_every_turn_after(damage: dict[str, object]) -> None:
@@ -236,6 +240,28 @@ def test_a_damaged_alert_is_refused_when_it_is_read_and_not_in_every_turn_after(
     state["alerts"][0].update(damage)
     with pytest.raises(ValueError):
         AlertMachine.of(state)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"summary_key": "rules.summary.of_another_version"},
+        {"summary_key": "rules.summary.power_brake", "summary_values": {"loss_pct": "much"}},
+        {"summary_key": "rules.summary.power_brake", "summary_values": {}},
+    ],
+)
+def test_an_incident_whose_sentence_another_version_had_still_stands_and_is_said_by_its_cause(
+    said: dict[str, object],
+) -> None:
+    run = Run()
+    run.feed(BAD, times=20)
+    state = json.loads(json.dumps(run.machine.state()))
+    state["alerts"][0].update(said)
+    (alert,) = AlertMachine.of(state).open()
+    assert alert.state == FIRING
+    assert [summary_text(alert, language) for language in LANGUAGES] == [
+        say(f"rules.cause.{alert.cause}", language) for language in LANGUAGES
+    ]
 
 
 MOMENTS = {

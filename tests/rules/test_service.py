@@ -196,7 +196,18 @@ def test_a_clock_that_goes_back_an_hour_starts_the_window_anew_and_keeps_what_wa
 
 @pytest.mark.parametrize("name", ["baseline.json", "alerts.json"])
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"version":1}', '{"version":1,"pairs":{"x":3},"alerts":[7]}', "\x00"]
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version":1}',
+        '{"version":1,"pairs":{"x":3},"alerts":[7]}',
+        "\x00",
+        "[" * 100_000,
+        '{"version":1,"alerts":[{}],"pairs":{"x":{"spans":[[1' + 400 * "0" + ',2,3,4]],"usual":{},"seen_ns":1}}}',
+    ],
+    ids=range(8),
 )
 def test_a_damaged_state_file_is_put_aside_and_the_service_goes_on(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "state").mkdir()

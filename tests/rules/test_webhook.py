@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -117,6 +118,52 @@ def test_a_full_disk_leaves_no_half_message_and_no_half_state(tmp_path: Path) ->
         resource.setrlimit(resource.RLIMIT_FSIZE, size)
     assert {path.name for path in tmp_path.iterdir()} == {"dead", "alerts.json"}
     assert read_state(tmp_path / "alerts.json") == {"alerts": "old"}
+
+
+def test_a_process_without_a_descriptor_left_loses_no_message_and_its_sender_goes_on(
+    tmp_path: Path, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.put(Message("k1", "{}"))
+    trouble = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EMFILE, "Too many open files")]
+    listed, read = outbox.waiting, outbox.read
+
+    def troubled(answer: Callable[[], object]) -> object:
+        if trouble and threading.current_thread() is not threading.main_thread():
+            raise trouble.pop()
+        return answer()
+
+    monkeypatch.setattr(outbox, "waiting", lambda: troubled(listed) if len(trouble) == 2 else listed())
+    monkeypatch.setattr(outbox, "read", lambda path: troubled(lambda: read(path)))
+    running = sender(outbox, sink.url)
+    until(lambda: not trouble and not listed())
+    running.stop(60)
+    assert len(sink.taken()) == 1 and not list(outbox.dead.iterdir())
+
+
+def test_a_state_folder_that_can_not_be_written_any_more_makes_nothing_be_told_twice_and_holds_nothing_up(
+    tmp_path: Path, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(tmp_path)
+    for i in range(4):
+        outbox.put(Message(f"k{i}", f'{{"n":{i}}}'))
+    files = outbox.waiting()
+    sink.script += [(200, {}), (400, {})]
+
+    def read_only(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", read_only)
+        patched.setattr(Path, "replace", read_only)
+        running = sender(outbox, sink.url)
+        until(lambda: not outbox.waiting())
+        running.stop(60)
+    assert [json.loads(body)["n"] for _, _, body in sink.got] == [0, 1, 2, 3]
+    assert all(path.exists() for path in files)
+    outbox.put(Message("k4", "{}"))
+    outbox.delivered(outbox.waiting()[0])
+    assert not list(tmp_path.glob("*.json")) and [path.name for path in outbox.dead.iterdir()] == [files[1].name]
 
 
 def test_a_receiver_that_drips_its_headers_holds_the_sender_no_longer_than_its_deadline(tmp_path: Path) -> None:
