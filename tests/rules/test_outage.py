@@ -18,10 +18,22 @@ LAST, BACK = 150, 195
 """The last second before the outage, and the first at which the store answers again."""
 
 
+class Played(Service):
+    """Its store gets what is to come only when its time has come."""
+
+    def __init__(self, settings: TriageSettings) -> None:
+        super().__init__(settings, open_store(settings.store_url))
+        self.to_come: list[Sample] = []
+
+    def turn(self, at_ns: int, now_s: float) -> bool:
+        self.store.write([sample for sample in self.to_come if sample.time_ns <= at_ns])
+        self.to_come = [sample for sample in self.to_come if sample.time_ns > at_ns]
+        return super().turn(at_ns, now_s)
+
+
 @pytest.fixture
-def service(tmp_path: Path) -> Service:
-    settings = TriageSettings(store_url=f"sqlite://{tmp_path}/store.db", state_dir=tmp_path / "state")
-    return Service(settings, open_store(settings.store_url))
+def service(tmp_path: Path) -> Played:
+    return Played(TriageSettings(store_url=f"sqlite://{tmp_path}/store.db", state_dir=tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +41,21 @@ def samples() -> Sequence[Sample]:
     return scene(fleet(bend(), at=10_000), 400)
 
 
-def put(service: Service, samples: Sequence[Sample], start: int, end: int, *, but: str = "") -> None:
-    service.store.write(
-        [s for s in samples if T0 + start * SECOND <= s.time_ns < T0 + end * SECOND and s.tags["node"] != but]
-    )
+def put(service: Played, samples: Sequence[Sample], start: int, end: int, *, but: str = "") -> None:
+    service.to_come += [
+        s for s in samples if T0 + start * SECOND <= s.time_ns < T0 + end * SECOND and s.tags["node"] != but
+    ]
 
 
-def turn(service: Service, t: int) -> bool:
+def turn(service: Played, t: int) -> bool:
     return service.turn(T0 + t * SECOND, float(t))
 
 
-def silent_nodes(service: Service) -> set[str]:
+def silent_nodes(service: Played) -> set[str]:
     return {d.subject["node"] for d in service.diagnoses for v in d.verdicts if v.cause is Cause.TELEMETRY}
 
 
-def outage(service: Service, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+def outage(service: Played, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     put(service, samples, 0, LAST)
     for t in range(100, LAST, 5):
         assert turn(service, t)
@@ -58,7 +70,7 @@ def outage(service: Service, samples: Sequence[Sample], monkeypatch: pytest.Monk
 
 
 def test_a_store_that_returns_before_the_backlog_makes_no_node_silent(
-    service: Service, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: Played, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     outage(service, samples, monkeypatch)
     for t in range(BACK, BACK + 15, 5):
@@ -80,7 +92,7 @@ def test_a_store_that_returns_before_the_backlog_makes_no_node_silent(
 
 
 def test_a_node_that_stays_silent_after_the_grace_is_judged(
-    service: Service, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
+    service: Played, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outage(service, samples, monkeypatch)
     put(service, samples, LAST, 400, but="n2")
@@ -89,7 +101,7 @@ def test_a_node_that_stays_silent_after_the_grace_is_judged(
         assert silent_nodes(service) == (set() if t < BACK + 60 else {"n2"}), t
 
 
-def test_one_silent_node_among_speaking_ones_is_judged_at_once(service: Service, samples: Sequence[Sample]) -> None:
+def test_one_silent_node_among_speaking_ones_is_judged_at_once(service: Played, samples: Sequence[Sample]) -> None:
     put(service, samples, 0, LAST)
     put(service, samples, LAST, 400, but="n2")
     for t in range(100, 250, 5):
@@ -98,7 +110,7 @@ def test_one_silent_node_among_speaking_ones_is_judged_at_once(service: Service,
 
 
 def test_all_nodes_silent_at_one_instant_are_judged_only_after_the_grace(
-    service: Service, samples: Sequence[Sample], caplog: pytest.LogCaptureFixture
+    service: Played, samples: Sequence[Sample], caplog: pytest.LogCaptureFixture
 ) -> None:
     put(service, samples, 0, LAST)
     found = {}
