@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -71,4 +72,5 @@ def _follow(settings: EngineSettings, shard: Shard, port: int, source: socket.so
 
 def _report(to: socket.socket, result: StepResult, group: Group) -> None:
     wait_s = group.end_step()
-    to.sendall(REPORT.pack(max(0.0, result.seconds - wait_s), wait_s))
+    with contextlib.suppress(OSError):  # the first rank has closed: the next message will not come
+        to.sendall(REPORT.pack(max(0.0, result.seconds - wait_s), wait_s))
