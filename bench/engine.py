@@ -134,8 +134,8 @@ def _beside_peers(wanted: argparse.Namespace) -> int:
     prompt = next(iter(engines.values())).tokenizer.encode(PROMPT)
 
     def in_process(scheme: str, engine: Assembled) -> engine_peers.Contender:
-        def run(streams: int) -> engine_peers.Run:
-            return engine_peers.Run(streams * wanted.tokens / _engine_run(engine, prompt, streams, wanted.tokens)())
+        def run(streams: int, tokens: int) -> engine_peers.Run:
+            return engine_peers.Run(streams * tokens / _engine_run(engine, prompt, streams, tokens)())
 
         return engine_peers.Contender(scheme, "in process", "", run)
 

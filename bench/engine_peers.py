@@ -65,7 +65,7 @@ class Contender:
     name: str  # vllm, llama, none, int8, int4
     pair: str  # HTTP or in process
     version: str
-    run: Callable[[int], Run]
+    run: Callable[[int, int], Run]  # of so many streams and output tokens each
     pid: int | None = None  # of its process group, which is stopped while others run
 
 
@@ -215,7 +215,11 @@ def _over_http(
     port = free_port()
     with serving((*command, str(port)), environment, port, wanted.folder / f"{name}.log") as pid:
         yield Contender(
-            name, "HTTP", version, lambda n: asyncio.run(_load(port, model, n, wanted.tokens, extra or {})), pid
+            name,
+            "HTTP",
+            version,
+            lambda streams, tokens: asyncio.run(_load(port, model, streams, tokens, extra or {})),
+            pid,
         )
 
 
@@ -316,9 +320,9 @@ def _llama_library(python: Path, wanted: Wanted) -> Iterator[Contender]:
     assert process.stdin is not None and process.stdout is not None
     to, answers = process.stdin, process.stdout
 
-    def run(streams: int) -> Run:
-        print(streams, file=to, flush=True)
-        return Run(streams * wanted.tokens / json.loads(answers.readline())["seconds"])
+    def run(streams: int, tokens: int) -> Run:
+        print(streams, tokens, file=to, flush=True)
+        return Run(streams * tokens / json.loads(answers.readline())["seconds"])
 
     try:
         said = json.loads(answers.readline())
@@ -336,14 +340,14 @@ def _llama_program(program: Path, wanted: Wanted) -> Iterator[Contender]:
     """llama-batched-bench loads anew each time; what it counts begins after that. It draws no tokens."""
     environment = {**_usual(), "LD_LIBRARY_PATH": str(program.parent)}
 
-    def run(streams: int) -> Run:
+    def run(streams: int, tokens: int) -> Run:
         options = (
             "-m",
             wanted.gguf,
             "-npp",
             9,
             "-ntg",
-            wanted.tokens,
+            tokens,
             "-npl",
             streams,
             "-t",
@@ -358,7 +362,7 @@ def _llama_program(program: Path, wanted: Wanted) -> Iterator[Contender]:
             command, env=environment, capture_output=True, text=True, timeout=RUN_WITHIN_S, check=True
         )
         figures = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-        return Run(streams * wanted.tokens / (figures["t_pp"] + figures["t_tg"]))
+        return Run(streams * tokens / (figures["t_pp"] + figures["t_tg"]))
 
     version = _first_line(
         [str(program.with_name("llama-server")), "--version"], {"LD_LIBRARY_PATH": str(program.parent)}
@@ -404,22 +408,22 @@ def free_port() -> int:
 # -- in turns -----------------------------------------------------------------------------------------------------------
 
 
-def _alone(contender: Contender, streams: int) -> Run:
+def _alone(contender: Contender, streams: int, tokens: int) -> Run:
     """A run while the others' servers stand still."""
     if contender.pid is not None:
         os.killpg(contender.pid, signal.SIGCONT)
     try:
-        return contender.run(streams)
+        return contender.run(streams, tokens)
     finally:
         if contender.pid is not None:
             os.killpg(contender.pid, signal.SIGSTOP)
 
 
-def measure(contenders: Sequence[Contender], streams: int, repeats: int) -> list[Row]:
-    """A row for each, after one run that doesn't count. All take turns, so that a busy neighbour meets all of them."""
+def measure(contenders: Sequence[Contender], streams: int, tokens: int, repeats: int) -> list[Row]:
+    """A row for each, after a shorter run that doesn't count. All take turns, so that a busy neighbour meets all of them."""
     for contender in contenders:
-        _alone(contender, streams)
-    turns = [[_alone(contender, streams) for contender in contenders] for _ in range(repeats)]
+        _alone(contender, streams, max(8, tokens // 4))
+    turns = [[_alone(contender, streams, tokens) for contender in contenders] for _ in range(repeats)]
     rows = []
     for at, contender in enumerate(contenders):
         rates = [turn[at].tokens_per_s for turn in turns]
@@ -490,10 +494,11 @@ def compare(
                 enter(ours(scheme, "", wanted))
         if any(contender.pair == "in process" for contender in present):
             present += in_process
-        for streams in wanted.streams:
-            for pair in ("HTTP", "in process"):
-                rows += measure([c for c in present if c.pair == pair], streams, wanted.repeats)
-            tell(f"  {streams} streams done")
+        for pair in ("HTTP", "in process"):
+            for streams in wanted.streams:
+                found = measure([c for c in present if c.pair == pair], streams, wanted.tokens, wanted.repeats)
+                tell(f"  {pair}, {streams}: " + ", ".join(f"{row.name} {row.tokens_per_s:.1f}" for row in found))
+                rows += found
     return rows, versions
 
 

@@ -1,5 +1,5 @@
-"""llama.cpp as a library, run by the interpreter of its own environment: each line of input is a number of streams, each line of
-output what a greedy batch of so many took. Needs llama-cpp-python and numpy, nothing of this project.
+"""llama.cpp as a library, run by the interpreter of its own environment: each line of input is a number of streams and of
+output tokens, each line of output what a greedy batch of so many took. Needs llama-cpp-python and numpy, nothing of this project.
 
 python bench/llama_batch.py MODEL.gguf TOKENS MOST_STREAMS
 """
@@ -36,10 +36,9 @@ class Batch:
         room = (llama_cpp.llama_token * 64)()
         count = llama_cpp.llama_tokenize(vocabulary, PROMPT, len(PROMPT), room, 64, True, True)
         self.prompt = list(room[:count])
-        self.tokens = tokens
         self.batch = llama_cpp.llama_batch_init(max(512, most), 0, 1)
 
-    def run(self, streams: int) -> float:
+    def run(self, streams: int, tokens: int) -> float:
         """Seconds for `streams` answers, prompts included."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
         began = time.perf_counter()
@@ -53,7 +52,7 @@ class Batch:
             self._decode(part)
         last = [len(self.prompt) * (stream + 1) - 1 for stream in range(streams)]
         chosen = [self._likeliest(row) for row in last]
-        for step in range(1, self.tokens):
+        for step in range(1, tokens):
             at = len(self.prompt) + step - 1
             self._decode([(token, at, stream, True) for stream, token in enumerate(chosen)])
             chosen = [self._likeliest(row) for row in range(streams)]
@@ -84,7 +83,7 @@ def main() -> int:
     system = llama_cpp.llama_print_system_info().decode()
     print(json.dumps({"version": llama_cpp.__version__, "system": system}), flush=True)
     for line in sys.stdin:
-        print(json.dumps({"seconds": batch.run(int(line))}), flush=True)
+        print(json.dumps({"seconds": batch.run(*map(int, line.split()))}), flush=True)
     return 0
 
 

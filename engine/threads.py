@@ -45,6 +45,7 @@ class ThreadChooser:
         self.options = (1, most) if most > 1 else (1,)
         self._mean: dict[tuple[int, int], float] = {}
         self._seen: dict[tuple[int, int], int] = {}
+        self._promising: dict[int, int] = {}  # size -> the thread count whose last trial beat the one in use
 
     def choose(self, tokens: int) -> int:
         """The thread count for a step of so many tokens."""
@@ -52,6 +53,8 @@ class ThreadChooser:
         for option in reversed(self.options):
             if self._seen.get((size, option), 0) < 2:
                 return option
+        if size in self._promising:
+            return self._promising[size]
         best = self._best(size)
         steps = sum(self._seen[size, option] for option in self.options)
         if len(self.options) > 1 and steps % TRY_EVERY == 0:
@@ -60,15 +63,22 @@ class ThreadChooser:
 
     def learn(self, tokens: int, threads: int, seconds: float) -> None:
         """Take in how long a step took. The first of its kind is forgotten when the second comes: kernels were made in it.
-        Later a single outlier hardly counts; a lasting change does after some ten steps.
+        Later a single outlier hardly counts; a lasting change does after some ten steps: a count that was tried and faster is
+        tried again at once, until it is the one in use or was slower.
         """
         key = (tokens.bit_length(), threads)
         self._seen[key] = self._seen.get(key, 0) + 1
         if self._seen[key] <= 2:
             self._mean[key] = seconds
             return
-        weight = USUAL if threads == self._best(key[0]) else TRIED
+        best = self._best(key[0])
+        self._promising.pop(key[0], None)
+        if threads != best and seconds < self._mean[key[0], best]:
+            self._promising[key[0]] = threads
+        weight = USUAL if threads == best else TRIED
         self._mean[key] += weight * (min(seconds, 4 * self._mean[key]) - self._mean[key])
+        if self._best(key[0]) == threads:
+            self._promising.pop(key[0], None)
 
     def _best(self, size: int) -> int:
         return min(self.options, key=lambda option: self._mean.get((size, option), float("inf")))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from bench.engine_peers import Contender, Row, Run, measure, sentence, table, verdicts
 from engine.quality import Quality
 
 
 def contender(name: str, pair: str, rates: list[float]) -> Contender:
     left = iter(rates)
-    run: Callable[[int], Run] = lambda streams: Run(next(left) * streams, 0.1 if pair == "HTTP" else None, "text")  # noqa: E731
+
+    def run(streams: int, tokens: int) -> Run:
+        return Run(next(left) * streams, 0.1 if pair == "HTTP" else None, "text")
+
     return Contender(name, pair, "1.0", run)
 
 
 def test_rates_and_ratios_are_medians_of_turns_and_the_first_run_does_not_count() -> None:
     both = [contender("none", "HTTP", [1000, 30, 50, 40]), contender("vllm", "HTTP", [1000, 20, 10, 80])]
-    mine, its = measure(both, 2, 3)
+    mine, its = measure(both, 2, 128, 3)
     assert (mine.tokens_per_s, mine.spread) == (80, (60, 100))
     assert (its.tokens_per_s, its.spread) == (40, (20, 160))
     assert mine.ratios == {"vllm": 1.5}  # of 1.5, 5 and 0.5, not 80 / 40
