@@ -12,9 +12,9 @@
 
 namespace {
 
-constexpr int64_t AHEAD = 2048;  // bytes that weights are fetched ahead of their use: memory keeps nobody waiting then
+constexpr int64_t AHEAD = 1024;  // bytes that weights are fetched ahead of their use: memory keeps nobody waiting then
 
-inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at) + AHEAD, _MM_HINT_T1); }
+inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at) + AHEAD, _MM_HINT_T0); }
 
 // R rows by 16 x B outputs.
 template <int R, int B>
