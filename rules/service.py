@@ -145,7 +145,6 @@ class Service:
         self._part_ns = FIRST_PART_NS  # of time is read at once
         self._record = VerdictRecord()
         self._unwritten: list[Sample] = []
-        self._untold: list[Message] = []
         self._down_logged_s = float("-inf")
         self._outage = Outage()
 
@@ -319,13 +318,8 @@ class Service:
         """Advance the alerts. A message is in the outbox before the state says that it was told."""
         had = bool(self.machine.alerts)
         transitions = self.machine.step(self.diagnoses, at_ns, elapsed_s)
-        if self.outbox is not None:
-            self._untold += messages_of(transitions, self.voice)
         try:
-            while self.outbox is not None and self._untold:
-                self.outbox.put(self._untold[0])
-                del self._untold[0]
-            if had or self.machine.alerts:
+            if self._tell(messages_of(transitions, self.voice), now_s) and (had or self.machine.alerts):
                 write_state(self.folder / ALERTS, self.machine.state())
         except OSError as error:
             self._say_down(error, now_s)
@@ -337,6 +331,17 @@ class Service:
         for alert in self.machine.open():
             if alert.fingerprint not in told:
                 yield alert_sample(alert, summary_text(alert, "en"), at_ns)
+
+    def _tell(self, messages: Iterable[Message], now_s: float) -> bool:
+        """Put the messages out, and say whether the state may follow: not while one is in memory alone, which a crash would lose."""
+        if self.outbox is None:
+            return True
+        for message in messages:
+            try:
+                self.outbox.put(message)
+            except OSError as error:
+                self._say_down(error, now_s)
+        return self.outbox.save()
 
     def _write(self, samples: Sequence[Sample], now_s: float) -> None:
         """What could not be written is kept for the next turn, for a few minutes' worth of turns."""

@@ -66,26 +66,51 @@ class Outbox:
         self.dead.mkdir(mode=0o700, parents=True, exist_ok=True)
         for unfinished in folder.glob("*.new"):
             unfinished.unlink(missing_ok=True)
+        self._held: dict[str, Message] = {}  # by the name of the file that the disk did not take
+        self._settling = threading.Lock()  # of `_held` and `_settled`
         self._settled: dict[str, Path | None] = {}  # and where to; they are here still where the disk can't be written
         self._number = max((_number(path) for path in self.waiting()), default=0)
         self.filled = threading.Event()
 
     def put(self, message: Message) -> None:
-        """Durable when this returns. A message whose key waits already is the same message. OSError when it can't be kept."""
+        """Durable when this returns. A message whose key waits already is the same message.
+
+        OSError when it can't be kept, as on a full disk: then it is held in memory and told from there, until `save` has kept it.
+        """
         waiting = self.waiting()
         if any(path.name.endswith(f"-{message.key}.json") for path in waiting):
             return
         self._number += 1
-        write_text(self.folder / f"{self._number:012d}-{message.key}.json", message.body)
+        path = self.folder / f"{self._number:012d}-{message.key}.json"
         for oldest in waiting[: max(0, len(waiting) + 1 - KEPT)]:
             self.bury(oldest, "the outbox is full")
-        self.filled.set()
+        try:
+            write_text(path, message.body)
+        except OSError:
+            self._held[path.name] = message
+            raise
+        finally:
+            self.filled.set()
+
+    def save(self) -> bool:
+        """Keep what is held in memory alone, where the disk takes it now. Whether all that waits is on disk."""
+        for name, message in list(self._held.items()):
+            with self._settling:
+                if name not in self._held:  # told in the meantime
+                    continue
+                try:
+                    write_text(self.folder / name, message.body)
+                except OSError:
+                    return False
+                del self._held[name]
+        return True
 
     def waiting(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("*.json") if path.name not in self._settled)
+        names = {path.name for path in self.folder.glob("*.json")} - self._settled.keys() | self._held.keys()
+        return [self.folder / name for name in sorted(names)]
 
     def read(self, path: Path) -> Message:
-        return Message(path.stem.partition("-")[2], path.read_text("utf-8"))
+        return self._held.get(path.name) or Message(path.stem.partition("-")[2], path.read_text("utf-8"))
 
     def delivered(self, path: Path) -> None:
         """Off the list, even where the disk can't be written any more: then OSError, and it leaves the disk with a later one."""
@@ -100,14 +125,16 @@ class Outbox:
             oldest.unlink(missing_ok=True)
 
     def _settle(self, path: Path, to: Path | None) -> None:
-        self._settled[path.name] = to
-        for name, place in list(self._settled.items()):
-            if place is None:
-                (self.folder / name).unlink(missing_ok=True)
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    (self.folder / name).replace(place)
-            self._settled.pop(name, None)
+        with self._settling:
+            self._settled[path.name] = to
+            self._held.pop(path.name, None)
+            for name, place in list(self._settled.items()):
+                if place is None:
+                    (self.folder / name).unlink(missing_ok=True)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        (self.folder / name).replace(place)
+                del self._settled[name]
 
 
 def _number(path: Path) -> int:

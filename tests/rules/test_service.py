@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -182,6 +183,28 @@ def test_a_store_that_is_away_stops_the_judging_and_neither_fires_nor_resolves(
     assert real is house.service.store
     house.walk(AT + 500, AT + 600)
     assert [m["status"] for m in house.told()] in (["firing"], ["firing", "resolved"])
+
+
+def test_an_alert_that_fires_on_a_full_disk_is_told_at_once_and_its_state_waits_for_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, scene(fleet(brake_until(AT + 200), AT), AT + 120))
+    house.walk(0, AT + 30)  # pending
+    state = tmp_path / "state" / "alerts.json"
+
+    def full(path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rules.webhook.write_text", full)
+        house.walk(AT + 30, AT + 100)
+        assert [m["status"] for m in house.told()] == ["firing"]
+        saved = json.loads(state.read_text())["alerts"][0]
+        assert saved["state"] == "pending", "a crash now would tell it again, not lose it"
+    house.walk(AT + 100, AT + 120)
+    assert json.loads(state.read_text())["alerts"][0]["state"] == "firing"
+    house.open()  # without stop
+    assert [m["status"] for m in house.told()] == ["firing"]
 
 
 def test_a_clock_that_goes_back_an_hour_starts_the_window_anew_and_keeps_what_was_learned(tmp_path: Path) -> None:

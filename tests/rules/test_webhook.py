@@ -120,6 +120,34 @@ def test_a_full_disk_leaves_no_half_message_and_no_half_state(tmp_path: Path) ->
     assert read_state(tmp_path / "alerts.json") == {"alerts": "old"}
 
 
+def test_what_a_full_disk_does_not_take_is_told_all_the_same_and_kept_when_there_is_room(
+    tmp_path: Path, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(tmp_path)
+
+    def full(path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rules.webhook.write_text", full)
+        for i in range(2):
+            with pytest.raises(OSError, match="No space"):
+                outbox.put(Message(f"k{i}", f'{{"n":{i}}}'))
+            outbox.put(Message(f"k{i}", "the same again"))
+        running = sender(outbox, sink.url)
+        until(lambda: not outbox.waiting())
+        running.stop(60)
+        with pytest.raises(OSError, match="No space"):
+            outbox.put(Message("k2", '{"n":2}'))
+        assert not outbox.save()
+    assert outbox.save() and not list(tmp_path.glob("*k0*")) and not list(tmp_path.glob("*k1*"))
+    again = Outbox(tmp_path)
+    running = sender(again, sink.url)
+    until(lambda: not again.waiting())
+    running.stop(60)
+    assert [json.loads(body)["n"] for body in sink.taken()] == [0, 1, 2]
+
+
 def test_a_process_without_a_descriptor_left_loses_no_message_and_its_sender_goes_on(
     tmp_path: Path, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
