@@ -234,7 +234,7 @@ def triage_command(
                 os.close(lock)
         at_ns = None if at is None else moment(at)
         if recording:
-            diagnoses = judge_recording(recording, at_ns, made)
+            diagnoses = judge_recording(recording, at_ns, made, node)
         else:
             with stores_told(configuration.language):
                 diagnoses = judge_live(made, at_ns, None if every_node else node or configuration.node)

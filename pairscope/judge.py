@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from telemetry.store import Store, StoreError, Where, public_url
 NODE_HISTORY_NS = 1800 * 10**9
 FLEET_HISTORY_NS = 600 * 10**9
 LARGE_BYTES, LARGE_PACKED_BYTES = 5_000_000, 500_000  # of a recording; a smaller one is judged before anybody wonders
+SOME = 8  # nodes are named, of those that there are
 FULL_PAIRS = 2  # so many are always shown whole
 JUDGED = ("gpu", "engine", "host", "psu", "power", "thermal", "circuit", "event", "agent")
 COLOURS = {
@@ -92,13 +93,28 @@ def read_recording(path: Path, language: str, nodes: Sequence[str] = ()) -> tupl
             reason=first.reason,
         )
         Console(stderr=True, soft_wrap=True).print(warning, style="yellow", markup=False, highlight=False)
-    kept = [sample for sample in samples if not nodes or sample.tags.get("node") in nodes]
-    if not any(is_judged(sample) for sample in kept):
-        known = sorted({sample.tags["node"] for sample in samples if is_judged(sample)})
-        listed = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
-        values = {"path": path, "node": ", ".join(nodes), "known": listed}
+    heard = {sample.tags["node"] for sample in samples if is_judged(sample)}
+    if strange := [node for node in nodes if node not in heard]:
+        values = {"path": path, "node": ", ".join(strange), "known": some_of(heard)}
         raise StoreError(say("pairscope.judge.none_of", language, **values))
+    kept = [sample for sample in samples if not nodes or sample.tags.get("node") in nodes]
     return kept, recording.bad_lines
+
+
+def some_of(nodes: Iterable[str]) -> str:
+    """The first few names, for a line on the terminal."""
+    names = sorted(nodes)
+    return lineprotocol.printable(", ".join(names[:SOME])) + (" ..." if len(names) > SOME else "")
+
+
+def refuse_unheard(store: Store, url: str, nodes: Sequence[str], since_ns: int, language: str) -> None:
+    """StoreError for a store without samples to judge since then: of which nodes there are some, else that the agent may not run."""
+    known = {tags["node"] for name in KEPT for tags in store.series(name, since_ns=since_ns) if tags.get("node")}
+    where = public_url(url)
+    if nodes and known.difference(nodes):
+        values = {"where": where, "node": ", ".join(nodes), "known": some_of(known)}
+        raise StoreError(say("pairscope.judge.no_samples_of", language, **values))
+    raise StoreError(say("pairscope.judge.no_samples", language, where=where))
 
 
 def is_judged(sample: Sample) -> bool:
@@ -123,15 +139,24 @@ def announce_live(url: str, start_ns: int, nodes: Sequence[str], language: str) 
         console.print(lineprotocol.printable(told), markup=False)
 
 
-def judge_recording(path: Path, at_ns: int | None, settings: TriageSettings) -> list[Diagnosis]:
-    """Judge a line-protocol file. StoreError, in one line, when it can't be read or holds nothing; bad lines are told of."""
+def judge_recording(
+    path: Path, at_ns: int | None, settings: TriageSettings, node: str | None = None
+) -> list[Diagnosis]:
+    """Judge a line-protocol file; of one node, if it is named, with the others as its peers.
+
+    StoreError, in one line, when it can't be read, holds nothing or nothing of that node; bad lines are told of.
+    """
     language = settings.language
     samples, _ = read_recording(path, language)
     first_ns = min(sample.time_ns for sample in samples if is_judged(sample))
     if at_ns is not None and at_ns < first_ns:
         raise StoreError(say("pairscope.judge.before", language, path=path, first=iso(first_ns)))
+    heard = {sample.tags["node"] for sample in samples if is_judged(sample)}
+    if node is not None and node not in heard:
+        raise StoreError(say("pairscope.judge.none_of", language, path=path, node=node, known=some_of(heard)))
     with working(say("pairscope.judge.judging", language, count=len(samples))):
-        return judge(samples, at_ns, JudgeSettings(preset=settings.priors))
+        found = judge(samples, at_ns, JudgeSettings(preset=settings.priors))
+    return [diagnosis for diagnosis in found if node in (None, diagnosis.subject["node"])]
 
 
 def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) -> list[Diagnosis]:
@@ -147,14 +172,7 @@ def judge_live(settings: TriageSettings, at_ns: int | None, node: str | None) ->
             samples = [sample for sample in samples if sample.tags.get("node") != name]
             samples += _read(store, start_ns + offset, end_ns + offset, {"node": name})
         if not any(is_judged(sample) for sample in samples):
-            where = public_url(settings.store_url)
-            known = sorted({tags["node"] for tags in store.series("host", since_ns=start_ns)})
-            if node is None or not known:
-                raise StoreError(say("pairscope.judge.no_samples", settings.language, where=where))
-            listed = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
-            raise StoreError(
-                say("pairscope.judge.no_samples_of", settings.language, where=where, node=node, known=listed)
-            )
+            refuse_unheard(store, settings.store_url, [node] if node else [], start_ns, settings.language)
     finally:
         store.close()
     with working(say("pairscope.judge.judging", settings.language, count=len(samples))):

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from pairscope.judge import JUDGED, announce_live, is_judged, read_recording, working
+from pairscope.judge import JUDGED, announce_live, is_judged, read_recording, refuse_unheard, working
 from pairscope.moment import iso
 from pairscope.selection import open_for_reading
 from rules.clocks import offsets_of, set_right
@@ -79,8 +79,8 @@ def of_store(url: str, since_ns: int | None, end_ns: int, nodes: Sequence[str], 
         samples: list[Sample] = []
         for measurement in JUDGED:
             samples += store.samples(measurement, start_ns=from_ns - HEALTH_NS, end_ns=end_ns + 1, where=where)
-    if not any(is_judged(sample) for sample in samples):
-        raise StoreError(say("pairscope.judge.no_samples", language, where=public_url(url)))
+        if not any(is_judged(sample) for sample in samples):
+            refuse_unheard(store, url, nodes, from_ns - HEALTH_NS, language)
     samples.sort(key=lambda sample: sample.time_ns)
     return Source(public_url(url), tuple(samples), from_ns, end_ns, store=public_url(url))
 

@@ -105,6 +105,21 @@ def test_a_moment_before_a_recording_and_a_node_that_it_has_not_are_named(tmp_pa
     assert early.exit_code == 2 and "begins at 2023-11-14T22:13:20Z" in early.stderr
 
 
+def test_triage_of_one_node_of_a_recording_judges_that_one_and_refuses_one_that_is_not_there(tmp_path: Path) -> None:
+    path = recording(tmp_path, "n1")
+    path.write_text(path.read_text() + path.read_text().replace("node=n1", "node=n2"))
+    done = pairscope("triage", str(path), "--node", "n2", "--state-dir", str(tmp_path / "s"), "--lang", "en")
+    assert done.exit_code == 0 and "n2" in done.stdout and "n1" not in done.stdout
+    done = pairscope("triage", str(path), "--node", "n9", "--state-dir", str(tmp_path / "s"), "--lang", "en")
+    assert done.exit_code == 2 and "n9" in done.stderr and "it has: n1, n2" in done.stderr
+
+
+def test_a_report_of_two_nodes_names_the_one_that_the_recording_has_not(tmp_path: Path) -> None:
+    nodes = ("--node", "n1", "--node", "n9")
+    done = pairscope("report", str(recording(tmp_path, "n1")), *nodes, "--state-dir", str(tmp_path / "s"), "--json")
+    assert done.exit_code == 2 and "nothing of node n9" in done.stderr and "it has: n1" in done.stderr
+
+
 def test_a_report_of_a_node_that_a_recording_has_not_names_those_that_it_has(tmp_path: Path) -> None:
     done = pairscope(
         "report", str(recording(tmp_path, "n1")), "--node", "n9", "--state-dir", str(tmp_path / "s"), "--json"

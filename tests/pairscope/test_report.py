@@ -395,6 +395,7 @@ def test_the_store_tells_the_same_of_one_node(run: Run, recording: Path, tmp_pat
     assert "Only this host" not in run("--store", url, "--node", "n2", "--at", at, "--out", str(tmp_path / "named"))[2]
     code, told, error = run("--store", url, "--node", "n9", "--at", at)
     assert code == 2 and error.splitlines()[0].startswith("reading n9 from ") and error.count("\n") == 2
+    assert "no samples of node n9" in error and "it has: n1, n2, n3" in error
     (tmp_path / "here.toml").write_text(f'store = "{url}"\n[node]\nname = "n1"\n')
     code, _, told = run("--config", str(tmp_path / "here.toml"), "--at", at, "--out", str(tmp_path / "here"))
     assert code == 0 and "nothing is wrong" in told and "Only this host, n1, was looked at" in told and "--all" in told
