@@ -66,7 +66,7 @@ def read_signals(path: Path, language: str = "en") -> tuple[list[Signals], bool]
     if len(body) > LARGEST_FILE_BYTES:
         raise SignalsError(_say("too_large", language, path=path, most=LARGEST_FILE_BYTES // 2**20))
     try:
-        told = json.loads(body.decode("utf-8-sig"), parse_constant=_no_number)
+        told = json.loads(body.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         reason = printable(str(error))[:LONGEST_TEXT]
         raise SignalsError(_say("not_json", language, path=path, reason=reason)) from None
@@ -148,6 +148,16 @@ def _say(key: str, language: str, **values: object) -> str:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number")
+
+
+def _each_once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """ValueError for a key that is there twice: nobody knows which of its values was meant."""
+    told: dict[str, object] = {}
+    for name, value in pairs:
+        if name in told:
+            raise ValueError(f"{name!r} is told twice")
+        told[name] = value
+    return told
 
 
 def _number(value: object) -> float:

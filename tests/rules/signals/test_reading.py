@@ -105,8 +105,9 @@ def test_a_reading_that_nothing_can_have_is_kept_apart(value: float) -> None:
         json.dumps({f"k{i}": 1 for i in range(MOST_KEYS + 1)}),
         json.dumps({"rank_util": [1] * 5000}),
         " " * (9 * 2**20),
+        '{"temp_c": 50, "temp_c": 95}',
     ],
-    ids=["empty", "half", "bytes", "nan", "infinity", "deep", "long number", "many", "keys", "list", "huge"],
+    ids=["empty", "half", "bytes", "nan", "infinity", "deep", "long number", "many", "keys", "list", "huge", "twice"],
 )
 def test_a_hostile_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes) -> None:
     with pytest.raises(SignalsError) as error:
