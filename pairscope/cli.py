@@ -192,7 +192,7 @@ def engine_command(
                 from engine.server import run
         except ModuleNotFoundError as error:
             raise Refused(t("extra_missing", module=error.name, extra="engine")) from None
-        logs.to_stderr()
+        logs.to_stderr(also=("pairscope.engine",))
         raise typer.Exit(run(made))
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 
-def to_stderr(environment: Mapping[str, str] = os.environ) -> None:
-    """Give warnings and worse of this process the house's form. A second call changes nothing."""
+def to_stderr(environment: Mapping[str, str] = os.environ, *, also: Sequence[str] = ()) -> None:
+    """Give warnings and worse of this process the house's form, and what the loggers `also` merely tell. A second call changes nothing."""
     handler = logging.lastResort
     assert handler is not None
+    handler.setLevel(logging.INFO if also else handler.level)
+    for name in also:
+        logging.getLogger(name).setLevel(logging.INFO)
     handler.setFormatter(_Plain() if _is_journal(environment) else _Timed())
     root = logging.getLogger()
     if handler not in root.handlers:
