@@ -123,7 +123,9 @@ def main() -> int:
 
 
 def _beside_peers(wanted: argparse.Namespace) -> int:
-    tell = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
+
     pythons = {name: getattr(wanted, f"{name}_python") for name in wanted.peers}
     for name in [name for name, python in pythons.items() if python is None]:
         print(f"{name} is not measured: name its interpreter with --{name}-python")

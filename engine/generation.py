@@ -14,6 +14,7 @@ from engine.api import Ask, BadRequest
 from engine.chat import ChatTemplateError
 from engine.core import Output
 from engine.request import Finish
+from engine.sending import while_there
 from engine.service import EngineService, Ticket
 
 SSE_HEADERS = [
@@ -99,17 +100,9 @@ class Generation(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._stream(send) if self._ask.stream else self._whole(send))
-        gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        except OSError:  # the connection broke while we wrote
-            pass
+            await while_there(self._stream(send) if self._ask.stream else self._whole(send), receive)
         finally:
-            work.cancel()
-            gone.cancel()
             for ticket in self._tickets:
                 ticket.close()
 
@@ -170,11 +163,6 @@ async def _collect(index: int, ticket: Ticket) -> Choice:
         text += output.text
     assert output.finish is not None
     return Choice(index, text, output.finish.value)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send_json(send: Send, code: int, body: Mapping[str, object]) -> None:

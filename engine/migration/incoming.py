@@ -16,6 +16,7 @@ from engine.blocks import OutOfBlocks
 from engine.detokenizer import TextStream
 from engine.migration.parcel import Parcel, ParcelError, open_parcel
 from engine.request import Request
+from engine.sending import while_there
 from engine.service import EngineService, NotServing, Ticket
 
 PARKED_S = 15.0
@@ -167,17 +168,9 @@ class Continuation(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._tell(send))
-        gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        except OSError:  # the connection broke while we wrote
-            pass
+            await while_there(self._tell(send), receive)
         finally:
-            work.cancel()
-            gone.cancel()
             self._ticket.close()
 
     async def _tell(self, send: Send) -> None:
@@ -201,8 +194,3 @@ class Continuation(Response):
                 {"type": "http.response.body", "body": json.dumps(line).encode() + b"\n", "more_body": not ended}
             )
             self._ticket.delivered(output.tokens)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

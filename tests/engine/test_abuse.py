@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -86,12 +87,11 @@ def tokenising_held(server: ThreadServer, wanted: str) -> Iterator[threading.Eve
             assert go_on.wait(WAIT_S)
         return encode(text, add_special_tokens)
 
-    tokenizer.encode = held  # type: ignore[method-assign]
-    try:
-        yield there
-    finally:
-        go_on.set()
-        tokenizer.encode = encode  # type: ignore[method-assign]
+    with patch.object(tokenizer, "encode", held):
+        try:
+            yield there
+        finally:
+            go_on.set()
 
 
 def test_while_a_prompt_is_tokenised_health_streams_and_other_prompts_go_on(server: ThreadServer) -> None:

@@ -77,7 +77,9 @@ def test_many_rows_attend_as_torch_does_however_heads_are_taken_together(
 
 
 def decoder_of(folder: Path, compiled: Kernels) -> Decoder:
-    kernel = lambda weight, bias: Compiled(compiled, Full.of(weight), bias)  # noqa: E731
+    def kernel(weight: torch.Tensor, bias: torch.Tensor | None) -> Compiled:
+        return Compiled(compiled, Full.of(weight), bias)
+
     return load_decoder(open_checkpoint(folder), torch.float32, CPU, 512, lambda done: None, kernel)
 
 
