@@ -375,6 +375,7 @@ def test_a_request_whose_source_falls_silent_is_given_up(
     with under_way(source, body(300)) as (id, _):
         raw = packed(source, id)
     answer = HTTP.post(f"{target.url}/kv/requests", content=raw)
+    assert "id" in answer.json(), answer.text
     parked = answer.json()["id"]
     all_free(target)
     late = HTTP.post(f"{target.url}/kv/requests/{parked}/continue")
@@ -385,12 +386,15 @@ def packed(server: ThreadServer, id: str) -> bytes:
     """The parcel of a request that stays where it is."""
     assembled, engine = server.service.assembled, server.service.engine
     request = next(r for r in engine.requests if r.id == id)
-    cache = assembled.cache.read(request.blocks, request.num_computed)
+    computed, tokens = request.num_computed, tuple(request.tokens)
+    while len(tokens) != computed + 1:  # the engine goes on meanwhile: what is read has to be of one moment
+        computed, tokens = request.num_computed, tuple(request.tokens)
+    cache = assembled.cache.read(request.blocks, computed)
     parcel = Parcel(
         assembled.identity,
-        tuple(request.tokens),
+        tokens,
         request.prompt,
-        request.num_computed,
+        computed,
         request.sampling,
         0,
         None,
