@@ -136,14 +136,12 @@ class Generation(Response):
         opening = self._answer.opening(index)
         if opening is not None:
             await write(event(opening))
-        untold = 0  # tokens whose text is still held back
         async for output in _outputs(ticket):
-            untold += output.tokens
             if output.text or output.finish is not None:
                 reason = output.finish.value if output.finish is not None else None
                 await write(event(self._answer.piece(Choice(index, output.text, reason))))
-                ticket.delivered(untold)
-                untold = 0
+            # Tokens without text, of a special token or a half character, wait for no client: they must not pause its request.
+            ticket.delivered(output.tokens)
 
     def _usage(self) -> Usage:
         return Usage(self._prompt_tokens, sum(ticket.request.num_output for ticket in self._tickets))

@@ -229,6 +229,32 @@ def test_clients_that_never_read_their_streams_lose_their_places_to_those_that_d
     nothing_left(server)
 
 
+def test_a_stream_that_has_no_text_for_longer_than_its_buffer_is_not_taken_for_a_stalled_client(
+    server: ThreadServer, settings: EngineSettings
+) -> None:
+    engine = server.service.engine
+    runner, silent = engine._runner, server.service.tokenizer.inner.token_to_id("<|end|>")
+
+    class Silent(StepRunner):
+        """Goes on by special tokens, of which nothing is shown."""
+
+        def run(self, plan: Any) -> Any:
+            result = runner.run(plan)
+            return replace(result, tokens=tuple((row, silent) for row, _ in result.tokens))
+
+    engine._runner = Silent()
+    aborted = server.metric("requests_aborted_total")
+    try:
+        body = {"prompt": "hush", "max_tokens": 3 * settings.stream_buffer, "stream": True, **GREEDY}
+        answer = server.http.post("/v1/completions", json=body).text
+    finally:
+        engine._runner = runner
+    assert '"finish_reason":"length"' in answer
+    assert "error" not in answer
+    assert server.metric("requests_aborted_total") == aborted
+    nothing_left(server)
+
+
 def ended(client: socket.socket) -> bool:
     """Whether there is an end behind what has come already."""
     with suppress(ConnectionResetError):
