@@ -50,16 +50,16 @@ class Part:
 
 
 def start(part: Part, now_s: float) -> None:
-    """Start the part's process with a notify socket of its own. OSError when the command can't be run."""
+    """Start the part's process with a notify socket of its own. OSError when its log can't be written or the command not be run."""
     address = f"@pairscope-{os.getpid()}-{part.spec.name}-{secrets.token_hex(4)}"
     close_channel(part)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     channel.bind("\0" + address[1:])
     environment = {**part.spec.environment, "NOTIFY_SOCKET": address, "PAIRSCOPE_PARENT_PID": str(os.getpid())}
-    part.spec.log.parent.mkdir(parents=True, exist_ok=True)
-    if part.spec.log.exists() and part.spec.log.stat().st_size > LOG_LIMIT_BYTES:
-        part.spec.log.replace(part.spec.log.with_suffix(".log.1"))
     try:
+        part.spec.log.parent.mkdir(parents=True, exist_ok=True)
+        if part.spec.log.exists() and part.spec.log.stat().st_size > LOG_LIMIT_BYTES:
+            part.spec.log.replace(part.spec.log.with_suffix(".log.1"))
         with part.spec.log.open("ab") as log:
             part.process = subprocess.Popen(
                 list(part.spec.command),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -93,11 +94,14 @@ def write_effective(plan: Plan) -> None:
     path = plan.state_dir / "up.json"
     draft = path.with_suffix(".json.new")
     try:
+        plan.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
             file.write(plan.effective)
         draft.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         reason = error.strerror or str(error)
         raise CannotStart(
             say("pairscope.up.state_unwritable", plan.language, path=plan.state_dir, reason=reason)
@@ -207,7 +211,7 @@ def _supervise(plan: Plan, board: Board, monotonic: Callable[[], float], sleep: 
     client = httpx.Client(timeout=httpx.Timeout(1.0), trust_env=False)
     try:
         for part in parts:
-            start(part, monotonic())
+            _start(part, plan.language, monotonic())
         while not stopping:
             now_s = monotonic()
             for part in parts:
@@ -252,9 +256,16 @@ def _tend(part: Part, plan: Plan, board: Board, now_s: float) -> None:
             board.line("keeps_dying", name=part.spec.name, last=last_line(part.spec.log), log=str(part.spec.log))
     if part.process is None and part.restart_at_s is not None and now_s >= part.restart_at_s:
         if not (plan.state_dir / "up.json").exists():  # somebody cleared the folder under us
-            plan.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_effective(plan)
+        _start(part, plan.language, now_s)
+
+
+def _start(part: Part, language: str, now_s: float) -> None:
+    try:
         start(part, now_s)
+    except OSError as error:
+        values = {"name": part.spec.name, "log": part.spec.log, "reason": error.strerror or str(error)}
+        raise CannotStart(say("pairscope.up.cant_start", language, **values)) from None
 
 
 def _tend_engine(engine: HostedEngine, view: EngineView, client: httpx.Client, board: Board) -> None:

@@ -121,6 +121,28 @@ def test_a_state_folder_that_cant_be_made_is_named(plan: Callable[..., Plan], tm
         run(replace(plan(one=READY), state_dir=tmp_path / "file" / "state"), Console(file=io.StringIO()))
 
 
+@pytest.mark.parametrize(
+    "taken", ["log", "log/two.log/"], ids=["a file where the folder should be", "a folder for a file"]
+)
+def test_a_log_that_cant_be_written_is_named_in_one_line_and_nothing_is_left_running(
+    plan: Callable[..., Plan], tmp_path: Path, taken: str
+) -> None:
+    made = plan(one=READY, two=READY)
+    parts = [replace(part, log=tmp_path / "log" / f"{part.name}.log") for part in made.parts]
+    if taken.endswith("/"):
+        (tmp_path / taken).mkdir(parents=True)
+    else:
+        (tmp_path / taken).write_text("")
+    with pytest.raises(
+        CannotStart, match=rf"can't be started with the log {tmp_path}/log/\w+\.log: .*--state-dir"
+    ) as told:
+        run(replace(made, parts=parts), Console(file=io.StringIO()))
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "two.pid").exists()
+    started = tmp_path / "one.pid"
+    assert not started.exists() or has_ended(int(started.read_text()))
+
+
 def test_a_second_up_on_the_same_state_folder_is_refused(plan: Callable[..., Plan]) -> None:
     refused: list[str] = []
 
