@@ -11,7 +11,7 @@ import torch
 
 from engine.kernels.native import Kernels
 from engine.linear import Kernel, Linear, Packed, Plain
-from engine.quantized import Compiled, Full, Int4, Int8, TorchInt4, TorchInt8, Widened
+from engine.quantized import Compiled, Int4, Int8, TorchInt4, TorchInt8, Widened, as_short_as_exact
 
 Tensor = torch.Tensor
 Log = Callable[[str], None]
@@ -80,7 +80,7 @@ def told(speedups: Sequence[float]) -> str:
 def _full_candidates(dtype: torch.dtype, compiled: Kernels | None) -> dict[str, Kernel]:
     found: dict[str, Kernel] = {"plain": Plain, "packed": Packed}
     if compiled is not None and dtype is torch.float32:
-        found[f"compiled {compiled.name}"] = lambda weight, bias: Compiled(compiled, Full.of(weight), bias)
+        found[f"compiled {compiled.name}"] = lambda weight, bias: Compiled(compiled, as_short_as_exact(weight), bias)
     return found
 
 

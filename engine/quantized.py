@@ -127,6 +127,32 @@ class Full:
         return numbers.view(-1, BLOCK, self.inputs).transpose(1, 2).contiguous()
 
 
+@dataclass(frozen=True, slots=True)
+class Bfloat16:
+    """Weights that bfloat16 holds exactly, as most checkpoints do; the compiled kernels compute with them in float32."""
+
+    numbers: Tensor  # [outputs, inputs] bfloat16
+    inputs: int
+    group: int = ACTIVATION_GROUP
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Bfloat16 | None:
+        """None where the 16 bits would lose something."""
+        short = weight.bfloat16()
+        return cls(short, weight.shape[1]) if torch.equal(short.to(weight.dtype), weight) else None
+
+    def packed(self) -> Tensor:
+        """As the kernels read them (see exact.h)."""
+        numbers = F.pad(self.numbers, (0, 0, 0, -self.numbers.shape[0] % BLOCK))
+        return numbers.view(-1, BLOCK, self.inputs).transpose(1, 2).contiguous()
+
+
+def as_short_as_exact(weight: Tensor) -> Bfloat16 | Full:
+    """In 16 bits where these hold every weight and the kernels' pieces of 32 inputs fit, or whole."""
+    short = None if weight.shape[1] % ACTIVATION_GROUP else Bfloat16.of(weight)
+    return short or Full.of(weight)
+
+
 def grouped(x: Tensor) -> Tensor:
     """Activations [rows, inputs] as the kernels see them: rounded to 8 bits in groups of 32."""
     rows, inputs = x.shape
@@ -138,17 +164,25 @@ def grouped(x: Tensor) -> Tensor:
 
 
 class Compiled(Composed):
-    """By the compiled kernels; the norm before, the gate and the residual are part of the same pass."""
+    """By the compiled kernels; the norm before, the gate and the residual are part of the same pass.
+
+    exact: numbers of 8 and 4 bits are widened and activations stay float32; the result has the bits of the product with the full
+    weights that they stand for. Inputs must be a multiple of 32 then.
+    """
 
     __slots__ = ("_kept", "_kernels", "_outputs", "address", "nbytes", "num_weights")
 
-    def __init__(self, kernels: Kernels, quantised: Quantised | Full, bias: Tensor | None) -> None:
+    def __init__(
+        self, kernels: Kernels, quantised: Quantised | Full | Bfloat16, bias: Tensor | None, exact: bool = False
+    ) -> None:
         outputs, padded = quantised.numbers.shape
         packed = quantised.packed()
         full_bias = None if bias is None else bias.float().contiguous()
         at = (packed.data_ptr(), None if full_bias is None else full_bias.data_ptr())
-        bits = {Int8: 8, Int4: 4, Full: 32}[type(quantised)]
-        weights = Weights(*at, quantised.inputs, padded, outputs, quantised.group, bits)
+        bits = {Int8: 8, Int4: 4, Bfloat16: 16, Full: 32}[type(quantised)]
+        exact = exact or bits > 8
+        assert bits == 32 or not exact or quantised.inputs % ACTIVATION_GROUP == 0
+        weights = Weights(*at, quantised.inputs, padded, outputs, quantised.group, bits, int(exact))
         self._kept = (packed, full_bias, weights)  # the kernels know only addresses
         self.address = ctypes.c_void_p(ctypes.addressof(weights))
         self._kernels = kernels

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
-SOURCE, HEADERS = "quantized.cpp", ("attention.h", "full.h", "step.h", "team.h")
+SOURCE, HEADERS = "quantized.cpp", ("attention.h", "exact.h", "full.h", "step.h", "team.h")
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 THREADS = "-fopenmp"

@@ -28,6 +28,7 @@ class Weights(ctypes.Structure):
         ("outputs", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("bits", ctypes.c_int64),
+        ("exact", ctypes.c_int64),
     )
 
 

@@ -1,7 +1,7 @@
-// Products with weights on x86-64, 8 bits (a scale a group), 4 bits (a scale and a least value a group) and float32 (full.h),
-// attention of single tokens over the paged cache, and all layers of a step in one call (step.h).
+// Products with weights on x86-64, 8 bits (a scale a group), 4 bits (a scale and a least value a group), float32 (full.h) and what
+// is widened to float32 exactly (exact.h), attention of single tokens over the paged cache, and all layers of a step in one call (step.h).
 //
-// Activations are quantised on the way in: 32 neighbours share one scale, so that an outlier spoils only its own group.
+// In the quantised products activations are quantised on the way in: 32 neighbours share one scale, so that an outlier spoils only its own group.
 // Sums within a group are whole numbers, sums over groups are floats in the order of the inputs: a row's result depends
 // neither on the other rows, nor on the number of threads, and only by rounding on the instructions that are there.
 //
@@ -41,7 +41,8 @@ struct Weights {
     int64_t padded_inputs;  // multiple of the group
     int64_t outputs;
     int64_t group;  // multiple of 32
-    int64_t bits;   // 4, 8 or 32
+    int64_t bits;   // 4, 8, 16 (bfloat16) or 32 (float32)
+    int64_t exact;  // activations stay float32: always so with 16 and 32 bits
 };
 }
 
@@ -408,33 +409,46 @@ AVX2 void widen(const Input& in, int64_t inputs, int64_t row, float* out) {
     for (; k < inputs; k++) out[k] = in.norm ? x[k] * factor * other[k] : x[k] / (1.f + std::exp(-x[k])) * other[k];
 }
 
-void multiply_full(bool wide, const float* x, int64_t stride, int64_t rows, const Output& out, int64_t begin, int64_t end) {
-    const Weights& w = out.w;
-    const float* weights = reinterpret_cast<const float*>(w.packed);
-    Cut most = cut(wide, rows);
+// `blocks` blocks of float32 weights from `block` on, which is at most as many as one kernel takes.
+void multiply_floats(bool wide, const float* weights, const float* x, int64_t stride, int64_t rows, const Output& out, int64_t block,
+                     int64_t blocks) {
+    int64_t inputs = out.w.inputs;
+    int64_t most = cut(wide, rows).rows;
     float sums[12 * 2 * BLOCK];
+    for (int64_t row = 0; row < rows; row += most) {
+        int64_t now = std::min(most, rows - row);
+        full_kernel(wide, now, blocks)(weights, inputs, x + row * stride, stride, sums);
+        for (int64_t r = 0; r < now; r++) finish(out, row + r, block * BLOCK, blocks * BLOCK, sums + r * blocks * BLOCK);
+    }
+}
+
+void multiply_full(bool wide, const float* x, int64_t stride, int64_t rows, const Output& out, int64_t begin, int64_t end) {
+    const float* weights = reinterpret_cast<const float*>(out.w.packed);
     for (int64_t block = begin; block < end;) {
-        int64_t blocks = most.blocks;
+        int64_t blocks = cut(wide, rows).blocks;
         while (blocks > end - block) blocks /= 2;
-        for (int64_t row = 0; row < rows; row += most.rows) {
-            int64_t now = std::min(most.rows, rows - row);
-            full_kernel(wide, now, blocks)(weights + block * BLOCK * w.inputs, w.inputs, x + row * stride, stride, sums);
-            for (int64_t r = 0; r < now; r++)
-                finish(out, row + r, block * BLOCK, blocks * BLOCK, sums + r * blocks * BLOCK);
-        }
+        multiply_floats(wide, weights + block * BLOCK * out.w.inputs, x, stride, rows, out, block, blocks);
         block += blocks;
     }
 }
 
-size_t product_bytes(int64_t rows, const Weights& w) {
-    return w.bits == 32 ? rows * w.inputs * sizeof(float) : quantised_bytes(rows, w.padded_inputs);
+}  // namespace
+
+#include "exact.h"
+
+namespace {
+
+// What goes in, ready, and each thread's room.
+size_t product_bytes(int64_t rows, const Weights& w, int threads) {
+    if (!w.exact) return quantised_bytes(rows, w.padded_inputs);
+    return (rows * w.inputs + widening_room(w) * std::max(threads, 1) + BLOCK) * sizeof(float);
 }
 
 // Called by every thread of a team; x must be whole before, y is after.
 void product(Team& team, int level, const Weights& w, const Input& in, const float* residual, float* y, char* memory) {
     Output out{w, residual, y};
     int64_t blocks = (w.outputs + BLOCK - 1) / BLOCK;
-    if (w.bits == 32) {
+    if (w.exact) {
         const float* x = in.x;
         int64_t stride = in.stride;
         if (in.norm || in.gated) {
@@ -447,7 +461,11 @@ void product(Team& team, int level, const Weights& w, const Input& in, const flo
         bool wide = level == WITH_VNNI;
         int64_t step = in.rows <= 6 && blocks >= 32 * team.parts ? 4 : 2;
         team.divide((blocks + step - 1) / step, [&](int64_t begin, int64_t end) {
-            multiply_full(wide, x, stride, in.rows, out, begin * step, std::min(end * step, blocks));
+            int64_t from = begin * step, to = std::min(end * step, blocks);
+            if (w.bits == 32) return multiply_full(wide, x, stride, in.rows, out, from, to);
+            float* room = reinterpret_cast<float*>(memory) + in.rows * w.inputs + team.part * widening_room(w);
+            auto multiply = w.bits == 16 ? multiply_exact<16> : w.bits == 8 ? multiply_exact<8> : multiply_exact<4>;
+            multiply(wide, x, stride, in.rows, out, from, to, room);
         });
         return;
     }
@@ -478,7 +496,7 @@ int pairscope_level() {
 void pairscope_product(int level, const Weights* w, const float* x, int64_t rows, int64_t stride, const float* norm, double eps,
                        int64_t gated, const float* residual, float* y, int threads) {
     static thread_local Memory memory;
-    char* bytes = memory.at_least(product_bytes(rows, *w));
+    char* bytes = memory.at_least(product_bytes(rows, *w, threads));
     Input in{x, rows, stride, norm, eps, gated};
     together(threads, [&](Team& team) { product(team, level, *w, in, residual, y, bytes); });
 }
