@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from engine.migration.estimate import Shape, estimate, tokens_within
+from engine.migration.obstacle import reason_of
 from pairscope.config import gather
 from pairscope.options import SPOKEN, ConfigOption, LangOption, Refused, one_line_for_mistakes, overrides
 from telemetry.lineprotocol import printable
@@ -22,6 +24,9 @@ from telemetry.messages import say
 ANSWER_LIMIT = 1 << 22
 PATIENCE_S = 600.0
 """A migration ends by the source's own migrate_timeout_s; this is for a source that is gone."""
+
+ANSWERS_WITHIN_S = 30.0
+OBSTACLES = ("unreachable", "token", "no_engine", "differs", "not_now")
 
 Outcome = dict[str, Any]
 
@@ -55,8 +60,11 @@ def migrate_command(
                 return
             if source is None or target is None:
                 raise Refused(say("migrate.mistake.addresses", language))
-            source = source.rstrip("/")
+            source, target = _address(source, language), _address(target, language)
+            if source == target:
+                raise Refused(say("migrate.mistake.same", language))
             ids = [request] if request else [str(r["id"]) for r in _runs(http, source, language)["requests"]]
+            _refuse_target(http, source, target, language)
             done = list(_moved(http, source, target, ids, link, as_json, language))
         if as_json:
             print(json.dumps(done, ensure_ascii=False, indent=1))
@@ -76,33 +84,65 @@ def _client(token_file: Path | None, language: str) -> httpx.Client:
     return httpx.Client(headers=headers, timeout=httpx.Timeout(PATIENCE_S, connect=5.0), trust_env=False)
 
 
+def _address(text: str, language: str) -> str:
+    """The base address of an engine, without its last slash."""
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https") or parts.username or parts.query or parts.fragment:
+        shown = printable(re.sub(r"//[^/@]*@", "//...@", text))  # a password isn't printed again
+        raise Refused(say("migrate.mistake.address", language, text=shown))
+    return text.rstrip("/")
+
+
 def _runs(http: httpx.Client, url: str, language: str) -> Mapping[str, Any]:
     """What runs at an engine, and what its cache is made of."""
     try:
-        answer = http.get(f"{url}/kv/requests")
+        answer = http.get(f"{url}/kv/requests", timeout=ANSWERS_WITHIN_S)
         _refuse_error(answer, url, language)
         told = answer.json()
         return {"requests": list(told["requests"]), "bytes_per_token": float(told["bytes_per_token"])}
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise Refused(_unreachable(url, error, language)) from None
     except (ValueError, KeyError, TypeError):
-        raise Refused(say("migrate.mistake.answer", language, url=url, code=200, reason="?")) from None
+        raise Refused(say("migrate.mistake.no_engine", language, url=printable(url))) from None
+
+
+def _refuse_target(http: httpx.Client, source: str, target: str, language: str) -> None:
+    """Refused when the source finds that its requests can't go on at the target."""
+    try:
+        answer = http.post(f"{source}/kv/target", json={"target": target}, timeout=ANSWERS_WITHIN_S)
+        _refuse_error(answer, source, language)
+        found = answer.json()["obstacle"]
+        if found is None:
+            return
+        kind, reason = str(found["kind"]), printable(str(found["reason"]))
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise Refused(_unreachable(source, error, language)) from None
+    except (ValueError, KeyError, TypeError):
+        raise Refused(say("migrate.mistake.no_engine", language, url=printable(source))) from None
+    key = kind if kind in OBSTACLES else "not_now"
+    raise Refused(say(f"migrate.obstacle.{key}", language, target=printable(target), reason=reason))
 
 
 def _unreachable(url: str, error: Exception, language: str) -> str:
-    reason = printable(str(error) or type(error).__name__)
+    reason = printable(reason_of(error))
     return say("migrate.mistake.unreachable", language, url=printable(url), reason=reason)
 
 
 def _refuse_error(answer: httpx.Response, url: str, language: str) -> None:
+    """Refused with what an engine says against it, and what to do; or that this is no engine at all."""
     if answer.status_code == 200:
         return
     try:
         reason = str(json.loads(answer.read())["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        reason = answer.reason_phrase
+        raise Refused(say("migrate.mistake.no_engine", language, url=printable(url))) from None
+    key = {401: "token", 403: "forbidden"}.get(answer.status_code, "answer")
     told = {"url": printable(url), "code": answer.status_code, "reason": printable(reason)}
-    raise Refused(say("migrate.mistake.answer", language, **told))
+    raise Refused(say(f"migrate.mistake.{key}", language, **told))
 
 
 def _moved(
@@ -180,7 +220,7 @@ def _bytes_per_token(
     if shape is None:
         if source is None:
             raise Refused(say("migrate.mistake.no_shape", language))
-        return float(_runs(http, source.rstrip("/"), language)["bytes_per_token"])
+        return float(_runs(http, _address(source, language), language)["bytes_per_token"])
     match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})x([1-9]\d{0,4})", shape)
     if not match:
         raise Refused(say("migrate.mistake.shape", language, text=printable(shape)))

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -14,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.blocks import OutOfBlocks
 from engine.detokenizer import TextStream
+from engine.migration.obstacle import differing
 from engine.migration.parcel import Parcel, ParcelError, open_parcel
 from engine.request import Request
 from engine.sending import while_there
@@ -149,15 +149,6 @@ class Arrivals:
         parked = self._parked.pop(id, None)
         if parked is not None:
             parked.ticket.close()
-
-
-def differing(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str | None:
-    """One line that names the first thing in which two engines differ; None when a cache of one is a cache of the other."""
-    for name, own in ours.items():
-        other = theirs.get(name)
-        if other != own:
-            return f"the engines differ in {name}: the request comes from {str(other)[:64]!r}, here it is {str(own)[:64]!r}"
-    return None
 
 
 class Continuation(Response):

@@ -17,6 +17,7 @@ import httpx
 
 from engine.core import Output
 from engine.migration.incoming import PARKED_S
+from engine.migration.obstacle import Obstacle, obstacle
 from engine.migration.parcel import PIECE_BYTES, Parcel
 from engine.request import Finish, Request
 from engine.service import EngineService, Ticket
@@ -81,6 +82,11 @@ class Departures:
         if answer.status_code != 200:
             raise MigrationFailed(_refusal(answer), resumed=True)
         return seconds
+
+    async def obstacle(self, target: str) -> Obstacle | None:
+        """What stands in the way of moving requests to this target; None when nothing does now."""
+        async with self._client(target) as client:
+            return await obstacle(client, target, self._service.assembled.identity)
 
     async def migrate(self, id: str, target: str, tell: Tell) -> Migrated:
         """Move a request. MigrationFailed says whether it goes on here; KeyError when no request of this id waits or runs."""

@@ -46,6 +46,7 @@ class MigrationRoutes:
             Route("/kv/requests", self._guarded(self._take_in), methods=["POST"]),
             Route("/kv/requests/{id}/continue", self._guarded(self._go_on), methods=["POST"]),
             Route("/kv/link", self._guarded(self._link), methods=["POST"]),
+            Route("/kv/target", self._guarded(self._target), methods=["POST"]),
             Route("/kv/migrate", self._guarded(self._migrate), methods=["POST"]),
         ]
 
@@ -119,6 +120,17 @@ class MigrationRoutes:
                 if taken > most:
                     raise Unfit(413, f"more than {most} bytes don't fit into the KV cache here")
                 yield piece
+
+    async def _target(self, request: Request) -> Response:
+        """Whether requests could go on at a target; nothing is moved."""
+        try:
+            target = json.loads(b"".join([piece async for piece in self._body(request, ORDER_LIMIT_BYTES)]))["target"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            target = None
+        if not isinstance(target, str):
+            return _error(400, 'the body must be {"target": URL}')
+        found = await self._departures.obstacle(refuse_target(target, self._service.settings.migrate_token))
+        return _json(200, {"obstacle": None if found is None else {"kind": found.kind, "reason": found.reason}})
 
     async def _migrate(self, request: Request) -> Response:
         """Lines of JSON: how many bytes have gone, then what came of it."""

@@ -243,6 +243,54 @@ def test_an_engine_that_differs_is_named_in_one_line_and_the_request_goes_on(
     until(lambda: source.metric("migrations_failed_total") == failed + 1, "the failure is counted")
 
 
+class Answering(BaseHTTPRequestHandler):
+    """What is no engine: a page for whoever asks."""
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>it works</html>")
+
+
+def test_what_stands_in_the_way_of_a_target_is_told_before_anything_moves(
+    pair: tuple[ThreadServer, ThreadServer], settings: EngineSettings
+) -> None:
+    source, target = pair
+
+    def obstacle(url: str) -> dict[str, str] | None:
+        answer = HTTP.post(f"{source.url}/kv/target", json={"target": url})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, str] | None = answer.json()["obstacle"]
+        assert found is None or "\n" not in found["reason"]
+        return found
+
+    assert obstacle(target.url) is None
+    assert HTTP.post(f"{source.url}/kv/target", json={"to": target.url}).status_code == 400
+    with socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{dead.getsockname()[1]}"
+        assert obstacle(url) == {"kind": "unreachable", "reason": "Connection refused"}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as page:
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        found = obstacle(f"http://127.0.0.1:{page.server_port}")
+        assert found == {"kind": "no_engine", "reason": "its answer to GET /kv/requests is 200"}
+        page.shutdown()
+    with ThreadServer(replace(settings, kv_dtype="int8")) as other:
+        found = obstacle(other.url)
+        assert found is not None and found["kind"] == "differs" and "the engines differ in " in found["reason"]
+    with ThreadServer(replace(settings, migrate_token="s3cret-s3cret"), wait_ready=False) as secured:
+        found = obstacle(secured.url)
+        assert found == {"kind": "token", "reason": "401: the migrate_token is missing or wrong"}
+    with ThreadServer(settings, wait_ready=False) as loading:
+        service = loading.service
+        until(lambda: service.ready, "it is loaded")
+        service.draining = True
+        found = obstacle(loading.url)
+        assert found == {"kind": "not_now", "reason": "503: the server is stopping"}
+
+
 def test_a_target_without_room_refuses_and_keeps_nothing(
     pair: tuple[ThreadServer, ThreadServer], settings: EngineSettings
 ) -> None:

@@ -10,16 +10,20 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pytest
+
 from tests.pairscope.command_line import pairscope
 
 MOVED = {"request": "r7", "tokens": 321, "bytes": 8_000_000, "seconds": 0.25, "sending_s": 0.2}
 
 
 class Source(ThreadingHTTPServer):
-    """An engine that answers as told, and keeps what it was asked."""
+    """An engine that answers as told, and keeps what it was asked. `obstacle` is what it finds at any target."""
 
     def __init__(self, ends: dict[str, dict[str, Any]]) -> None:
         self.ends = ends
+        self.obstacle: dict[str, str] | None = None
+        self.refuses: tuple[int, str] | None = None
         self.asked: list[tuple[str | None, dict[str, Any]]] = []
         super().__init__(("127.0.0.1", 0), _Answers)
 
@@ -34,17 +38,23 @@ class _Answers(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
+        if self.server.refuses is not None:
+            self._say(self.server.refuses[1], self.server.refuses[0])
+            return
         requests = [{"id": id} for id in self.server.ends]
         self._say(json.dumps({"requests": requests, "bytes_per_token": 46_080, "identity": {}}))
 
     def do_POST(self) -> None:
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/kv/target":
+            self._say(json.dumps({"obstacle": self.server.obstacle}))
+            return
         self.server.asked.append((self.headers["Authorization"], order))
         lines = [{"sent_bytes": 4, "of_bytes": 8}, self.server.ends[order["request"]]]
         self._say("".join(json.dumps(line) + "\n" for line in lines))
 
-    def _say(self, text: str) -> None:
-        self.send_response(200)
+    def _say(self, text: str, code: int = 200) -> None:
+        self.send_response(code)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
@@ -85,6 +95,61 @@ def test_where_nothing_runs_it_says_so() -> None:
     assert (told.exit_code, told.stdout) == (1, f"nothing runs at {engine.url}\n")
 
 
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("unreachable", "the source can't reach the target http://b:1 (so it is); start it"),
+        ("token", "the target http://b:1 does not take the source's token (so it is); set the same migrate_token"),
+        (
+            "no_engine",
+            "the target http://b:1 is no PairScope engine (so it is); give the address of a `pairscope engine`",
+        ),
+        ("differs", "requests can't go on at the target http://b:1: so it is; start it with the source's model"),
+        ("not_now", "the target http://b:1 takes no requests now (so it is); try again when GET /health"),
+        ("another one", "the target http://b:1 takes no requests now (so it is)"),
+    ],
+)
+def test_a_target_that_can_take_nothing_is_told_before_anything_moves_or_when_nothing_runs(
+    kind: str, line: str
+) -> None:
+    for ends in ({"r7": {"migrated": MOVED}}, {}):
+        with source(**ends) as engine:
+            engine.obstacle = {"kind": kind, "reason": "so it is"}
+            told = pairscope("migrate", engine.url, "http://b:1")
+        assert (told.exit_code, told.stdout, engine.asked) == (2, "", [])
+        assert line in told.stderr and len(told.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "line"),
+    [
+        (200, "<html>", "answers, but not as a PairScope engine does; give the address of a `pairscope engine`"),
+        (404, "<html>", "answers, but not as a PairScope engine does"),
+        (
+            401,
+            '{"error": {"message": "wrong"}}',
+            "answers 401: wrong; give the file that holds its migrate_token: --token-file",
+        ),
+        (403, '{"error": {"message": "no"}}', "answers 403: no; set the same migrate_token on both engines"),
+        (
+            503,
+            '{"error": {"message": "loading"}}',
+            "answers 503: loading; try again when GET /health answers 200 there",
+        ),
+    ],
+)
+def test_what_the_source_answers_instead_is_told_with_the_remedy(code: int, body: str, line: str) -> None:
+    with source() as engine:
+        engine.refuses = (code, body)
+        told = pairscope("migrate", engine.url, "http://b:1")
+    assert told.exit_code == 2
+    assert line in told.stderr and len(told.stderr.splitlines()) == 1
+
+
+def test_the_exit_codes_are_told_by_help() -> None:
+    assert "Exit code 0: all moved" in " ".join(pairscope("migrate", "--help").stdout.replace("│", " ").split())
+
+
 def test_the_calculator_contradicts_120_ms_for_the_cache_of_a_13b() -> None:
     told = pairscope(
         "migrate", "--estimate", "--shape", "40x40x128", "--tokens", "4096", "--link", "10", "--within", "120"
@@ -109,8 +174,15 @@ def test_mistakes_end_in_one_line(tmp_path: Path) -> None:
         (("http://a:1",), "name the engine that the requests leave"),
         (("--estimate",), "needs the source's address or --shape"),
         (("--estimate", "--shape", "3x0x1"), "--shape 3x0x1 is not"),
-        (("http://127.0.0.1:1", "http://b:1"), "http://127.0.0.1:1 does not answer"),
-        (("http://[", "http://b:1"), "does not answer"),
+        (
+            ("http://127.0.0.1:1", "http://b:1"),
+            "http://127.0.0.1:1 does not answer (Connection refused); start the engine",
+        ),
+        (("http://[", "http://b:1"), "http://[ is no address of an engine; write it as http://"),
+        (("10.0.0.1:8601", "http://b:1"), "10.0.0.1:8601 is no address of an engine"),
+        (("http://a:1", "b"), "b is no address of an engine"),
+        (("http://a:1", "http://u:p@b:1/"), "http://...@b:1/ is no address of an engine"),
+        (("http://a:1/", "http://a:1"), "source and target are the same engine"),
         (("http://a:1", "http://b:1", "--token-file", str(tmp_path / "none")), "can't be read: No such file"),
     ):
         told = pairscope("migrate", *arguments)
