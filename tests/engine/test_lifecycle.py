@@ -147,7 +147,9 @@ def test_a_step_that_does_not_end_shows_in_health_and_in_the_age_of_the_statisti
 
 def test_draining_lets_running_requests_end_and_takes_no_new_ones(settings: EngineSettings) -> None:
     with ThreadServer(replace(settings, drain_s=WAIT_S)) as server:
-        body = {"prompt": "x", "max_tokens": 1500, "stream": True, **GREEDY}
+        go_on = threading.Event()
+        server.service.engine._runner.run = _held_after(20, go_on, server.service.engine._runner.run)  # type: ignore[method-assign]
+        body = {"prompt": "x", "max_tokens": 60, "stream": True, **GREEDY}
         with server.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -158,6 +160,7 @@ def test_draining_lets_running_requests_end_and_takes_no_new_ones(settings: Engi
                 assert refused.status_code == 503
                 assert refused.json()["error"]["message"] == "the server is stopping"
                 assert other.get("/health").json() == {"status": "draining"}
+            go_on.set()
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
@@ -175,6 +178,15 @@ def test_what_does_not_end_while_draining_is_told_so(settings: EngineSettings) -
             rest = [line for line in lines if line]
         assert json.loads(rest[-2].removeprefix("data: "))["error"]["message"] == "the server is stopping"
         assert server.join() == 0
+
+
+def _held_after(tokens: int, go_on: threading.Event, run: Callable[[StepPlan], Any]) -> Callable[[StepPlan], Any]:
+    def held(plan: StepPlan) -> Any:
+        if any(row.start > tokens for row in plan.rows):
+            assert go_on.wait(WAIT_S)
+        return run(plan)
+
+    return held
 
 
 def _slowed(run: Callable[[StepPlan], Any]) -> Callable[[StepPlan], Any]:

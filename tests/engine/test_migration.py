@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -173,14 +173,12 @@ def test_a_stop_string_that_began_before_the_move_is_met_after_it(pair: tuple[Th
     all_free(target)
 
 
-def test_two_engine_processes_hand_over_eight_bit_caches_of_several_requests(folder: Path) -> None:
+def test_two_engine_processes_hand_over_eight_bit_caches_of_several_requests(
+    folder: Path, free_port: Callable[[], int]
+) -> None:
     # a client that doesn't read holds its request up after 64 tokens
     how = {"model": str(folder), "kv_blocks": BLOCKS, "threads": 1, "stream_buffer": 64, "stall_timeout_s": WAIT_S}
-    ports = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
+    ports = [free_port(), free_port()]
     processes = [start_process(how | {"port": port, "kv_dtype": "int8", "drain_s": 0.1}) for port in ports]
     source, target = (f"http://127.0.0.1:{port}" for port in ports)
     try:

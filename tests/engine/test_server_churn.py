@@ -74,7 +74,7 @@ def test_clients_that_stay_get_the_right_text_and_those_that_go_leave_nothing(se
     scheduler = server.service.engine.scheduler
     until(lambda: scheduler.pool.num_taken == 0, "all blocks are free")
     scheduler.check()
-    assert server.metric("kv_blocks_free") == BLOCKS
+    until(lambda: server.metric("kv_blocks_free") == BLOCKS, "it is told that they are")
     assert server.metric("prefix_hits_total") > 16 * count / 5
     assert server.metric("prefix_evictions_total") > 0
     assert server.metric("preemptions_total") > 0

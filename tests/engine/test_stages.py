@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,12 +164,15 @@ def test_the_server_tells_every_stage_and_those_of_the_steps_fit_into_them(folde
         body = {"prompt": "some words", "max_tokens": 60, "ignore_eos": True, "stop": ["nowhere at all"]}
         assert server.http.post("/v1/completions", json=body).status_code == 200
         text = server.http.get("/metrics").text
+        each = server.http.get("/debug/steps").json()["steps"]
     spent = values(text)
     assert list(spent) == [stage.label for stage in Stage]
     assert all(seconds > 0 for seconds in spent.values())
     steps = next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if "step_time_seconds_sum" in line)
-    inside = sum(spent[name] for name in ("embed", "attention", "mlp", "sample"))
-    assert 0.3 * steps < inside <= steps
+    within = ("embed", "attention", "mlp", "sample")
+    assert sum(spent[name] for name in within) <= steps
+    # of most steps: any one may have stood still between two stages while the machine did something else
+    assert statistics.median(sum(step["stages"][name] for name in within) / step["seconds"] for step in each) > 0.3
 
 
 def test_without_timers_there_are_no_stages(folder: Path) -> None:
