@@ -160,7 +160,7 @@ def test_a_host_without_a_gpu_is_sampled_stored_and_shown(agents: Callable[..., 
     health = agent.health()
     assert (health["node"], health["engines"]) == ("n1", [])
     assert health["status"] == ("degraded" if health["degraded"] else "ok")  # a busy machine may miss ticks
-    assert health["tick_age_s"] < 5
+    assert health["tick_age_s"] < 60
     text = loopback.get(f"{agent.url}/metrics").text
     assert 'pairscope_host_cpu_pct{node="n1",rack="r1"}' in text
     assert "pairscope_agent_tick_ms" in text
@@ -213,7 +213,7 @@ def test_another_version_is_told_also_where_a_kill_came_before_it_was_on_disk(
     memory.write_text('{"chat": {"version": "0.1.0"}}')
     engines = [{"name": "chat", "url": server.url}]
     killed = agents(engines=engines, before=KILLED_BEFORE_AN_EVENT_IS_ON_DISK)
-    assert killed.process.wait(30) == -signal.SIGKILL
+    assert killed.process.wait(120) == -signal.SIGKILL
     assert json.loads(memory.read_text())["chat"]["version"] == "0.1.0"
     (tmp_path / "state" / "notify").unlink()
     agent = agents(engines=engines)

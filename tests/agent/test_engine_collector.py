@@ -113,7 +113,7 @@ def test_a_hung_engine_is_left_out_of_the_tick_and_the_others_are_not(server: En
     server.metrics(vllm())
     hung = EngineEndpoint()
     hung.hang("/metrics")
-    ticks = Ticks(hung.url, server.url, wait_s=2.0, interval_s=0.05)
+    ticks = Ticks(hung.url, server.url, wait_s=2.0, deadline_s=20.0, interval_s=0.05)
     try:
         for _ in range(2):
             samples = {sample.tags["engine"]: sample for sample in ticks.all()}

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -161,13 +161,30 @@ def test_a_pipe_that_is_silent_is_told_of_and_then_read_twice_like_a_file(
     assert len(told) == 1 and str(pipe) in told[0]
 
 
+def is_open(path: Path) -> bool:
+    """Whether this process has it open."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if descriptor.readlink() == path:
+                return True
+    return False
+
+
 def test_a_silent_pipe_is_left_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setattr("pairscope.replay.SILENT_MS", 30)
     main = threading.main_thread().ident
     assert main is not None
-    signalling = threading.Thread(target=lambda: (time.sleep(0.5), signal.pthread_kill(main, signal.SIGINT)))
+
+    def ctrl_c() -> None:
+        give_up_s = time.monotonic() + 120
+        while not is_open(pipe) and time.monotonic() < give_up_s:
+            time.sleep(0.02)
+        time.sleep(0.2)  # so that it has most often said that it waits; the end is the same if it has not
+        signal.pthread_kill(main, signal.SIGINT)
+
+    signalling = threading.Thread(target=ctrl_c)
     signalling.start()
     done = pairscope("replay", str(pipe), "--store", f"sqlite://{tmp_path}/s.db")
     signalling.join()

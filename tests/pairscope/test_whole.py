@@ -48,7 +48,7 @@ class Up:
         finally:
             store.close()
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, f"up ended: {self.printed()}"
@@ -105,7 +105,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         )
     made = Up(process, screen, folder / "state", *(f"http://127.0.0.1:{port}" for port in ports))
     try:
-        made.until(lambda: "Open http" in made.printed(), "everything to be ready", 240)
+        made.until(lambda: "Open http" in made.printed(), "everything to be ready")
         yield made
     finally:
         if process.poll() is None:
@@ -186,7 +186,7 @@ def test_a_killed_engine_comes_back_warm_while_telemetry_goes_on(up: Up) -> None
             return loopback.get(f"{up.engine}/health", timeout=2).status_code == 200 and engine_pid(up) != old
         return False
 
-    up.until(back, "the engine to be back and warm", 120)
+    up.until(back, "the engine to be back and warm")
     host = sorted(s.time_ns for s in up.samples("host") if s.time_ns > killed_ns - 2 * 10**9)
     gaps = [b - a for a, b in itertools.pairwise(host)]
     assert max(gaps) < 10 * 10**9, "host telemetry stood still while the engine was away"

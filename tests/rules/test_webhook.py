@@ -75,7 +75,7 @@ def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def sender(outbox: Outbox, url: str, **options: object) -> Sender:
-    made = Sender(outbox, url, backoff_s=(0.01, 0.05), timeout_s=2.0, **options)  # type: ignore[arg-type]
+    made = Sender(outbox, url, backoff_s=(0.01, 0.05), timeout_s=20.0, **options)  # type: ignore[arg-type]
     made.start()
     return made
 

@@ -176,7 +176,9 @@ def test_an_answer_that_comes_late_is_dated_with_the_tick_it_was_asked_in(host: 
     host.scenario.release()
     while host.scenario.calls(1, "temperature_v") == read_before:  # GPU 0 has been read and answered for by then
         time.sleep(0.01)
-    samples = [sample for sample in host.tick() if sample.tags.get("gpu") == "0"]
+    samples: list[Sample] = []
+    while len(samples) < 2:  # on a busy machine the late answer and the next sweep's come in two ticks
+        samples += [sample for sample in host.tick() if sample.tags.get("gpu") == "0"]
     assert [sample.time_ns % 1_000_000 for sample in samples] == [asked, asked + 1]
 
 

@@ -237,7 +237,7 @@ def test_a_bmc_that_stalls_ends_within_the_visits_deadline(
 
 def test_what_was_read_of_power_stands_when_the_rest_comes_too_late(serve: Serve, reader: Read) -> None:
     bmc = serve("new")
-    one = reader(bmc, deadline_s=2.0)
+    one = reader(bmc, deadline_s=4.0)
     one.read()
     bmc.faults[f"{CHASSIS}/ThermalSubsystem/ThermalMetrics"] = server.drip
     reading = one.read()
