@@ -102,7 +102,7 @@ def tick(devices: list[Device], second: int) -> list[Sample]:
     return [device.at(second) for device in devices if second % device.every_s == 0]
 
 
-def live_through(folder: str, url: str, first: int, last: int) -> None:
+def live_through(folder: str, url: str, first: int, last: int, is_to_be_killed: bool) -> None:
     """An agent from second `first` to before `last`, in a process of its own; it tells each second that is acknowledged."""
     devices = host_of_8()
     spool = Spool(folder, commit_every_s=None, min_free_bytes=0, disk=Unsynced())
@@ -113,6 +113,8 @@ def live_through(folder: str, url: str, first: int, last: int) -> None:
         assert spool.commit(tidy=second % 5 == 0)
         sys.stdout.write(f"{second}\n")
     sys.stdout.flush()
+    if is_to_be_killed:  # however late it comes
+        time.sleep(600)
     assert delivery.delivered == 0 and spool.dropped_total == 0 and spool.refused_total == 0
     spool.close()
     os._exit(0)  # the thread is in its backoff
@@ -120,7 +122,8 @@ def live_through(folder: str, url: str, first: int, last: int) -> None:
 
 def run_agent(folder: Path, url: str, first: int, last: int, killed_at: int | None) -> int:
     """The second at which the next agent begins."""
-    call = f"from tests.agent.test_delivery_outage import live_through; live_through({str(folder)!r}, {url!r}, {first}, {last})"
+    arguments = (str(folder), url, first, last, killed_at is not None)
+    call = f"from tests.agent.test_delivery_outage import live_through; live_through(*{arguments!r})"
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", call],
         cwd=ROOT,

@@ -336,7 +336,7 @@ def test_it_says_ready_serves_and_stops_when_told(tmp_path: Path, free_port: Cal
     port = free_port()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(60)
+        listener.settimeout(240)
         code = (
             "import sys; from dashboard.app import run; from dashboard.settings import DashboardSettings;"
             f"sys.exit(run(DashboardSettings(store_url='sqlite://{tmp_path}/s.db', port={port})))"
@@ -345,7 +345,7 @@ def test_it_says_ready_serves_and_stops_when_told(tmp_path: Path, free_port: Cal
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
         try:
             assert "READY=1" in listener.recv(4096).decode()
-            with socket.create_connection(("127.0.0.1", port), 10) as connection:
+            with socket.create_connection(("127.0.0.1", port), 120) as connection:
                 connection.sendall(b"GET /healthz HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
                 assert b"200" in connection.recv(4096)
             process.send_signal(signal.SIGTERM)

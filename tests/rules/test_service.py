@@ -271,7 +271,7 @@ def start(tmp_path: Path, *arguments: str, notify: str = "") -> subprocess.Popen
 def test_the_process_says_when_it_is_ready_and_stops_when_told(tmp_path: Path, number: int) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "n"))
-        listening.settimeout(60)
+        listening.settimeout(240)
         process = start(tmp_path, f"sqlite://{tmp_path}/store.db", str(tmp_path / "s"), "", notify=str(tmp_path / "n"))
         try:
             while "READY=1" not in listening.recv(4096).decode():

@@ -341,7 +341,7 @@ def test_processes_write_and_read_one_file_at_once(path: Path) -> None:
 
 
 def _open_and_write(path: str, start: Barrier, number: int) -> None:
-    start.wait(30)
+    start.wait(120)
     store = open_store(f"sqlite://{path}")
     store.write([host(number)])
     store.close()
@@ -357,7 +357,7 @@ def test_processes_that_start_together_make_one_file(path: Path) -> None:
         for process in processes:
             process.start()
         for process in processes:
-            process.join(60)
+            process.join(180)
         assert [process.exitcode for process in processes] == [0] * 4
         assert stored(place) == [0, 1, 2, 3]
     assert [p for p in path.parent.iterdir() if "damaged" in p.name] == []
