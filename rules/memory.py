@@ -6,6 +6,7 @@ an incident is not learned as usual before it is seen.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class PairMemory:
     slow_since_ns: int | None = None  # slow, and no cause found
     seen_ns: int = 0
     _points: deque[tuple[int, Point]] = field(default_factory=deque)
-    _readings: deque[tuple[int, Mapping[tuple[str, str], float]]] = field(default_factory=deque)
+    _readings: deque[tuple[int, tuple[tuple[str, str], ...], array[float]]] = field(default_factory=deque)
     _next_reading_ns: int = 0
     _next_point_ns: int = 0
 
@@ -42,7 +43,10 @@ class PairMemory:
             self._points.append((at_ns, point))
             self._next_point_ns = at_ns + SPAN_NS
         if readings and self.wants_readings(at_ns):
-            self._readings.append((at_ns, readings))
+            lanes = tuple(readings)
+            if self._readings and self._readings[-1][1] == lanes:
+                lanes = self._readings[-1][1]  # the same ones each time: their names are kept once
+            self._readings.append((at_ns, lanes, array("f", readings.values())))
             self._next_reading_ns = at_ns + int(EVERY_S * SECOND)
         learned = []
         while self._points and self._points[0][0] <= at_ns - HELD_BACK_NS:
@@ -50,7 +54,8 @@ class PairMemory:
         if learned:
             self.model.learn(learned)
         while self._readings and self._readings[0][0] <= at_ns - HELD_BACK_NS:
-            self.usual.learn(self._readings.popleft()[1])
+            _, lanes, values = self._readings.popleft()
+            self.usual.learn(dict(zip(lanes, values, strict=True)))
 
     def freeze(self) -> None:
         """Something is abnormal: what was held back may already be part of it."""

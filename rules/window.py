@@ -1,8 +1,8 @@
 """The last minutes of samples in memory, one table a device: what the evidence is read from.
 
 A device is one series (measurement and tags): a GPU, an engine, a host, a power supply. Its samples are rows of numbers in flat
-arrays, in single precision where a reading has no more than its seven digits, so that a thousand GPUs at one sample a second fit in
-some tens of megabytes. Absent is NaN in here and never leaves as one.
+arrays, in single precision where a reading has no more than its seven digits and a byte a row where it never changes, so that a
+thousand GPUs at one sample a second fit in some tens of megabytes. Absent is NaN in here and never leaves as one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan
 
+from rules.column import NAN, Column, Steady, settled
 from telemetry.catalogue import REACH
 from telemetry.sample import Sample, Value
 
 SECOND = 1_000_000_000
-NAN = float("nan")
 
 
 def _names(text: str) -> frozenset[str]:
@@ -99,7 +99,7 @@ class Device:
         self.tags = dict(tags)
         self.times = array("q")
         self.last_ns = 0  # of the newest row ever, also when it was let go
-        self.columns: dict[str, array[float]] = {}
+        self.columns: dict[str, Column] = {}
         self.texts: dict[str, str] = {}
         self._known: dict[str, tuple[int, float]] = {}
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}  # of times already looked up, to rows
@@ -113,34 +113,40 @@ class Device:
             self.last_ns = time_ns
             self._forget()
             self.times.append(time_ns)
-            for column in self.columns.values():
-                column.append(NAN)
+            for known in self.columns.values():
+                known.append(NAN)
         kept = KEPT[self.measurement]
         for name, value in fields.items():
             if name not in kept or isinstance(value, str) or not -REACH <= value <= REACH:
                 continue
-            column = self.columns.get(name) or self._new_column(name)
-            column[-1] = value
             if name in SLOW:
                 self._known[name] = (time_ns, float(value))
-
-    def _new_column(self, name: str) -> array[float]:
-        column = self.columns[name] = array("d" if name in EXACT else "f", [NAN]) * len(self.times)
-        return column
+            column = self.columns.get(name)
+            if column is None:
+                rows = bytearray(len(self.times))
+                column = self.columns[name] = Steady("d" if name in EXACT else "f", value, rows)
+            if isinstance(column, Steady):
+                if column.take(value):
+                    continue
+                column = self.columns[name] = column.spread()
+            column[-1] = value
 
     def trim(self, before_ns: int) -> None:
         count = bisect_right(self.times, before_ns)
         if count:
             self._forget()
             del self.times[:count]
-            for column in self.columns.values():
+            for name, column in self.columns.items():
                 del column[:count]
+                self.columns[name] = settled(column)
 
     def points(self, field: str, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
         column = self.columns.get(field)
         if column is None:
             return []
         low, high = self._rows(start_ns, end_ns)
+        if isinstance(column, Steady):
+            return column.points(self.times, low, high)
         return [point for point in zip(self.times[low:high], column[low:high], strict=True) if point[1] == point[1]]
 
     def backwards(self, field: str, start_ns: int, end_ns: int) -> Iterator[tuple[int, float]]:
@@ -178,6 +184,8 @@ class Device:
         if column is None:
             return []
         low, high = self._rows(start_ns, end_ns)
+        if isinstance(column, Steady):
+            return [column.reading] * column.count(low, high)
         part = column[low:high].tolist()
         if isnan(sum(part)):
             return [value for value in part if value == value]

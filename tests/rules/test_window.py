@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+from array import array
+from random import Random
+
+import pytest
+
+from rules.column import Steady
 from rules.pair import pairs_of
-from rules.window import SECOND, Window
+from rules.window import SECOND, Device, Window
 from telemetry.sample import Sample
 
 T0 = 1_795_960_800_000_000_000
@@ -132,7 +139,9 @@ def test_counters_times_and_masks_lose_no_digit_and_readings_keep_seven() -> Non
     read = {name: device.values(name, T0 - 1, T0) for name in device.columns}
     assert read["throttle_reasons"] == [mask] and read["throttle_sw_power_s"] == [energy]
     assert abs(read["power_w"][0] - 612.34567) < 1e-4 and abs(read["pcie_rx_bytes_s"][0] - 1.25e10) < 1e3
-    assert {device.columns[name].itemsize for name in ("power_w", "pcie_rx_bytes_s")} == {4}
+    window.add([gpu(1, power_w=612.4, pcie_rx_bytes_s=1.5e10)])
+    columns = [device.columns[name] for name in ("power_w", "pcie_rx_bytes_s")]
+    assert [column.itemsize for column in columns if isinstance(column, array)] == [4, 4]
 
 
 def test_a_median_is_of_the_readings_that_are_there_now() -> None:
@@ -165,3 +174,52 @@ def test_what_names_no_node_is_nobodys_and_an_event_without_a_number_has_no_code
     for code in (float("nan"), float("inf"), 1e300):
         window.add([Sample("event", {"node": "n1", "kind": "xid"}, {"text": str(code), "code": code}, T0)])
     assert [event.code for event in window.events] == [None, None, None]
+
+
+READINGS = ([None, 0.0], [33.3], [None, 33.3], [None, 5.0, 5.0, 5.0, 5.0, 7.0], [1.0, 2.0], [None])
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", ["power_w", "xid_total"])
+def test_what_stands_still_reads_like_what_moves_over_gaps_trims_and_parts_of_a_tick(seed: int, name: str) -> None:
+    random = Random(seed)
+    device, rows = Device("gpu", {}), dict[int, float | None]()
+    readings = random.choice(READINGS)
+    for t in range(1, 120):
+        if random.random() < 0.1:
+            readings = random.choice(READINGS)
+        for _ in range(random.choice((1, 1, 2))):
+            reading = random.choice(readings)
+            device.add(t, {"temp_c": 1.0 * t} if reading is None else {"temp_c": 1.0 * t, name: reading})
+            rows[t] = rows.get(t) if reading is None else reading
+        if random.random() < 0.1:
+            before = random.randrange(t)
+            device.trim(before)
+            rows = {at: reading for at, reading in rows.items() if at > before}
+        start, end = sorted((random.randrange(-1, t + 2), random.randrange(-1, t + 2)))
+        exact = [(at, reading) for at, reading in rows.items() if start < at <= end and reading is not None]
+        points = [(at, reading if name == "xid_total" else array("f", [reading])[0]) for at, reading in exact]
+        values = [reading for _, reading in points]
+        assert device.points(name, start, end) == points
+        assert list(device.backwards(name, start, end)) == points[::-1]
+        assert device.values(name, start, end) == values
+        assert device.median(name, start, end) == (statistics.median(values) if values else None)
+        assert device.newest(name, start, end) == (values[-1] if values else None)
+        assert device.ends(name, start, end) == ((values[0], values[-1]) if len(values) > 1 else None)
+        if len(values) < 2:
+            assert device.grown(name, start, end) is None
+        elif values == sorted(values):
+            seconds = (points[-1][0] - points[0][0]) / SECOND
+            assert device.grown(name, start, end) == (values[-1] - values[0], pytest.approx(seconds))
+
+
+def test_a_reading_that_stands_still_takes_a_byte_a_row_and_again_after_it_has_moved() -> None:
+    device = Device("gpu", {})
+    for t in range(1, 400):
+        device.add(t, {"power_limit_w": 700.1 if t < 50 else 350.3, "power_w": 600.0 + t % 2, "state": 0})
+    assert isinstance(device.columns["state"], Steady)
+    assert not isinstance(device.columns["power_limit_w"], Steady)
+    device.trim(60)
+    device.add(400, {"power_limit_w": 350.3, "state": 0})
+    assert [name for name, column in device.columns.items() if isinstance(column, Steady)] == ["power_limit_w", "state"]
+    assert device.values("power_limit_w", 60, 400) == [pytest.approx(350.3)] * 340
