@@ -37,6 +37,7 @@ from bench import engine_ab, engine_peers, engine_rss, engine_stages
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
+from engine.progress import silent
 from engine.quality import Quality
 from engine.request import Request, Sampling
 from engine.settings import DEFAULT_MODEL, EngineSettings
@@ -203,7 +204,7 @@ def _assemble(scheme: str, wanted: argparse.Namespace, say: Callable[[str], None
     settings = EngineSettings(
         model=wanted.model, quantize=scheme, max_seqs=max(wanted.streams), kv_blocks=wanted.kv_blocks
     )
-    return assemble(settings, lambda stage, done: None, lambda line: say(f"  {line}"))
+    return assemble(settings, silent, lambda line: say(f"  {line}"))
 
 
 def _reference(path: Path) -> transformers.PreTrainedModel:

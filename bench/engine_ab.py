@@ -27,6 +27,7 @@ import torch
 from engine.assembly import Assembled, assemble, make_scheduler, make_speculation
 from engine.core import Engine
 from engine.kvstore import KVStore
+from engine.progress import silent
 from engine.request import Request, Sampling
 from engine.runner import Runner, cost_of
 from engine.settings import DEFAULT_MODEL, EngineSettings
@@ -288,7 +289,7 @@ def compare(names: Sequence[str], model: str, scale: float, repeats: int, tell: 
     """The named comparisons, on `model`. KeyError for a name that there is not."""
     wanted = [COMPARISONS[name] for name in names]
     tell(f"loading {model} ...")
-    assembled = assemble(EngineSettings(model=model, kv_blocks=64), lambda stage, done: None, tell)
+    assembled = assemble(EngineSettings(model=model, kv_blocks=64), silent, tell)
     bench = Bench(assembled, scale, repeats)
     lines = []
     with torch.inference_mode():

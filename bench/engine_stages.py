@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from engine.assembly import Assembled, assemble
+from engine.progress import silent
 from engine.request import Request, Sampling
 from engine.runner import Runner, stage_clock
 from engine.settings import EngineSettings
@@ -39,7 +40,7 @@ class Line:
 
 def report(model: str, streams: Sequence[int], tokens: int, repeats: int, as_json: bool) -> int:
     settings = EngineSettings(model=model, max_seqs=max(streams), kv_blocks=1024, stage_timers=True)
-    assembled = assemble(settings, lambda stage, done: None, lambda line: None)
+    assembled = assemble(settings, silent, lambda line: None)
     runner = assembled.engine._runner
     assert isinstance(runner, Runner)
     device = runner.decoder.embedding.device

@@ -26,6 +26,7 @@ from engine.parallel.group import Group, join
 from engine.parallel.ranks import LeadingRunner, Ranks, device_of
 from engine.parallel.shard import ShardedCheckpoint
 from engine.probe import measure_peaks
+from engine.progress import Progress
 from engine.quality import Quality, fingerprint
 from engine.queue import POLICIES
 from engine.request import Request, Sampling
@@ -39,9 +40,6 @@ from engine.stats import EngineStats, SpeculationStats
 from engine.steplog import StepLog
 from engine.threads import ThreadChooser, usable_cores
 from engine.tokenizer import Tokenizer
-
-Progress = Callable[[str, float], None]
-"""Hears the stage (weights, cache, probe, warm-up) and how much of it is done, 0..1."""
 
 DEFAULT_KV_GIB = 1.0
 CUDA_KV_SHARE = 0.9
@@ -76,8 +74,8 @@ def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], 
     """A warm engine. ModelNotFound, UnsupportedModel, PoorQuality, SettingsError and RankLost are the user's to mend; anything
     else is a defect.
     """
-    progress("weights", 0.0)
     path = find_model(settings.model)
+    progress("weights", 0.0, path.name)
     checkpoint = open_checkpoint(path)
     device = choose_device(settings.device)
     if device.type != "cpu" and settings.quantize not in ("none", "auto"):

@@ -13,6 +13,7 @@ from engine.checkpoints.find import find_model, open_checkpoint
 from engine.draft import NO_DRAFT, Draft
 from engine.kvstore import KVStore
 from engine.model import Decoder
+from engine.progress import Progress
 from engine.request import Request
 from engine.sampler import distribution, invert, uniform
 from engine.scheduler import Row, StepPlan
@@ -33,7 +34,7 @@ def load_draft(
     dtype: torch.dtype,
     device: torch.device,
     context: int,
-    progress: Callable[[str, float], None],
+    progress: Progress,
     log: Callable[[str], None],
 ) -> Decoder | None:
     """The small model that the settings name, None when they name none. SettingsError when its tokens are not those of

@@ -17,6 +17,7 @@ from engine.kernelchoice import told
 from engine.kvstore import KVStore
 from engine.model import Decoder
 from engine.modelconfig import UnsupportedModel
+from engine.progress import silent
 from engine.scheme import SchemeLoader
 from engine.settings import EngineSettings, SettingsError, check
 from engine.threads import usable_cores
@@ -64,7 +65,7 @@ def _check(settings: EngineSettings, language: str) -> int:
         device,
         min(checkpoint.config.context, settings.max_context or checkpoint.config.context),
         settings.quantize_group,
-        lambda stage, done: None,
+        silent,
         log.info,
     )
     passed = True

@@ -17,12 +17,12 @@ from engine.kernelchoice import Choice, choose_kernel, told
 from engine.kernels.native import Kernels, kernels
 from engine.loader import load_decoder, trial_weight
 from engine.model import Decoder
+from engine.progress import Progress
 from engine.quality import PoorQuality, Quality, QualityCache, fingerprint, text
 
 WORTH = 1.3
 """`auto` quantises only where products become so many times as fast: below that it is not worth any loss."""
 
-Progress = Callable[[str, float], None]
 Log = Callable[[str], None]
 
 
@@ -72,10 +72,11 @@ class SchemeLoader:
 
     @cached_property
     def full(self) -> Loaded:
-        return self._load(self.choice("none"))
+        return self._load("none", self.choice("none"))
 
     @cached_property
     def _compiled(self) -> Kernels | None:
+        self._progress("kernels", 0.0)
         return kernels(self._log) if self._device.type == "cpu" else None
 
     @cached_property
@@ -84,7 +85,9 @@ class SchemeLoader:
 
     def choice(self, scheme: str) -> Choice:
         """The fastest kernel of a scheme here."""
-        return choose_kernel(self._sample, self._log, self._compiled, scheme, self._group)
+        compiled = self._compiled
+        self._progress("kernels", 0.5, scheme)
+        return choose_kernel(self._sample, self._log, compiled, scheme, self._group)
 
     def load(self, wanted: str) -> Loaded:
         """With the scheme that is wanted. PoorQuality when this model doesn't bear it; `auto` takes the fastest that it bears."""
@@ -106,11 +109,11 @@ class SchemeLoader:
 
     def unchecked(self, scheme: str) -> Loaded:
         """With a scheme whatever it costs: for a model whose words are only guesses."""
-        return self._load(self.choice(scheme))
+        return self._load(scheme, self.choice(scheme))
 
     def check(self, scheme: str, choice: Choice, anew: bool = False) -> Checked:
         """Load with a scheme and say its quality: as remembered for this checkpoint and kernel, or measured."""
-        loaded = self._load(choice)
+        loaded = self._load(scheme, choice)
         how = f"{scheme} {self._group} {choice.name} {self._dtype}"
         cache = QualityCache(fingerprint(self._path))
         quality = None if anew else cache.get(scheme, how)
@@ -124,13 +127,20 @@ class SchemeLoader:
         self._log(checked.line())
         return checked
 
-    def _load(self, choice: Choice) -> Loaded:
+    def _load(self, scheme: str, choice: Choice) -> Loaded:
+        stage = "weights" if scheme == "none" else "quantising"
+        layers = self._checkpoint.config.num_layers
+
+        def progress(done: float) -> None:
+            layer = min(layers, round(done * (layers + 2)))  # what comes after the last layer counts as two
+            self._progress(stage, done, f"{self._path.name}, layer {layer}/{layers}")
+
         decoder = load_decoder(
             self._checkpoint,
             self._dtype,
             self._device,
             self._context,
-            lambda done: self._progress("weights", done),
+            progress,
             choice.kernel,
             choice.head,
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from rich.console import Console
 
 from engine.checkpoints.find import ModelNotFound, find_model, name_of
 from engine.connection import SEND_BUFFER_BYTES, Connection
@@ -23,6 +24,7 @@ from engine.core import RankLost
 from engine.endpoints import Endpoints
 from engine.metrics import EngineMetrics
 from engine.modelconfig import UnsupportedModel
+from engine.progress import LoadingLine, words
 from engine.quality import PoorQuality
 from engine.service import EngineService, LoadingStopped, load_in_thread
 from engine.settings import EngineSettings, SettingsError, check
@@ -166,19 +168,20 @@ class EngineServer:
         asyncio.get_running_loop().call_later(DEATH_LINGER_S, self._stopping.set)
 
     async def _report_progress(self) -> None:
-        told = ""
-        while not self.service.ready:
-            line = say(
-                "engine.start.loading",
-                self.language,
-                model=self.service.model_name,
-                stage=self.service.stage,
-                progress=100 * self.service.progress,
-            )
-            if line != told:
-                notify(STATUS=line)
-                told = line
-            await asyncio.sleep(0.2)
+        """To systemd, and to whoever looks at this terminal. Ends when the engine is ready, or is cancelled."""
+        service, told, shown = self.service, "", LoadingLine(Console(stderr=True))
+        try:
+            while not service.ready:
+                stage = words(service.stage, self.language)
+                done = {"stage": stage, "progress": 100 * service.progress, "detail": service.detail}
+                line = say("engine.start.loading", self.language, model=service.model_name, **done).rstrip()
+                if line != told:
+                    notify(STATUS=line)
+                    shown.show(line)
+                    told = line
+                await asyncio.sleep(0.2)
+        finally:
+            shown.end()
 
 
 def _complain(line: str) -> None:

@@ -97,7 +97,7 @@ class EngineService:
         self.settings = settings
         self.model_name = model_name
         self.metrics = metrics
-        self.stage, self.progress = "starting", 0.0
+        self.stage, self.progress, self.detail = "starting", 0.0, ""
         self.death: str | None = None
         self.draining = False
         self._assembled: Assembled | None = None
@@ -139,11 +139,11 @@ class EngineService:
         assert self._assembled is not None, "the engine is not loaded"
         return self._assembled.tokenizer
 
-    def note_progress(self, stage: str, progress: float) -> None:
+    def note_progress(self, stage: str, progress: float, detail: str = "", /) -> None:
         """Called by the loading thread. LoadingStopped when nobody waits for the model any more."""
         if self.draining:
             raise LoadingStopped
-        self.stage, self.progress = stage, progress
+        self.stage, self.progress, self.detail = stage, progress, detail
 
     def begin(self, assembled: Assembled) -> None:
         """Serve with this engine from now on. Call in the event loop."""
@@ -176,7 +176,8 @@ class EngineService:
         if self.draining:
             return Health(503, {"status": "draining"})
         if self._loop is None:
-            return Health(503, {"status": "loading", "stage": self.stage, "progress": round(self.progress, 3)})
+            told: dict[str, object] = {"status": "loading", "stage": self.stage, "progress": round(self.progress, 3)}
+            return Health(503, told | ({"detail": self.detail} if self.detail else {}))
         age_s = time.monotonic() - self.engine.stats.beat_s
         if age_s > self.settings.stalled_after_s:
             return Health(503, {"status": "stalled", "stats_age_s": round(age_s, 1)})

@@ -17,12 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from engine.progress import words
 from pairscope.parts import Part, PartSpec, hear, last_line, reap, start, stop_all
+from telemetry.lineprotocol import printable
 from telemetry.messages import say
 from telemetry.process import notify
 
 POLL_S = 0.1
 HEALTH_EVERY_S = 0.5
+DETAIL_LIMIT = 120
 GIVE_UP_AFTER_FAILURES = 4
 """A part that has never been ready and has died this often in a row is reported, with its log, as what to look at."""
 
@@ -121,11 +124,12 @@ class Board:
         plain = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
         self._console.print(say(f"pairscope.up.{key}", self._language, **plain), highlight=False)
 
-    def progress(self, stage: str, share: float | None) -> None:
+    def progress(self, stage: str, share: float | None, detail: str = "") -> None:
         """How far the engine's start is: a moving line on a terminal; elsewhere one line for each new stage."""
-        percent = "" if share is None else f"{share * 100:.0f} %"
+        percent = "" if share is None else f"{share * 100:.0f} %  {detail}".rstrip()
+        stage = words(stage, self._language)
         if self._console.is_terminal:
-            text = say("pairscope.up.loading", self._language, stage=escape(stage), percent=percent)
+            text = say("pairscope.up.loading", self._language, stage=escape(stage), percent=escape(percent))
             if self._status is None:
                 self._status = self._console.status(text)
                 self._status.start()
@@ -150,6 +154,7 @@ class EngineView:
     was_ready: bool = False
     stage: str = ""
     progress: float | None = None
+    detail: str = ""
     model: str = ""
 
 
@@ -168,6 +173,7 @@ def look_at_engine(client: httpx.Client, engine: HostedEngine, view: EngineView)
     view.stage = str(body.get("stage") or body.get("status") or "")
     progress = body.get("progress")
     view.progress = float(progress) if isinstance(progress, int | float) else None
+    view.detail = printable(str(body.get("detail") or ""))[:DETAIL_LIMIT]
 
 
 def served_model(client: httpx.Client, engine: HostedEngine) -> str:
@@ -279,7 +285,7 @@ def _tend_engine(engine: HostedEngine, view: EngineView, client: httpx.Client, b
     elif was_ready and not view.ready:
         board.line("engine_lost", name=engine.name)
     elif not view.ready and view.stage:
-        board.progress(view.stage, view.progress)
+        board.progress(view.stage, view.progress, view.detail)
 
 
 def _how(code: int, language: str) -> str:

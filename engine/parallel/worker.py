@@ -17,6 +17,7 @@ from engine.parallel.group import Group, meeting_place
 from engine.parallel.messages import REPORT, receive, unpacked
 from engine.parallel.ranks import device_of
 from engine.parallel.shard import Shard, ShardedCheckpoint
+from engine.progress import silent
 from engine.runner import Runner
 from engine.scheduler import Row, StepPlan
 from engine.settings import EngineSettings
@@ -60,7 +61,7 @@ def _follow(settings: EngineSettings, shard: Shard, port: int, source: socket.so
     group = Group(shard, store, device, settings.rank_timeout_s)
     path = find_model(settings.model)
     checkpoint = ShardedCheckpoint(open_checkpoint(path), shard)
-    share = load_share(settings, checkpoint, path, device, lambda stage, done: None, lambda line: None, group)
+    share = load_share(settings, checkpoint, path, device, silent, lambda line: None, group)
     runner = FollowingRunner(share.loaded.decoder, share.cache, ThreadChooser(share.threads))
     while (message := receive(source)) is not None:
         plan = unpacked(message)

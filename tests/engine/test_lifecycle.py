@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,10 +18,12 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
 import engine.assembly
 from engine.assembly import Assembled
 from engine.core import Engine
+from engine.progress import STAGES, LoadingLine, Progress, words
 from engine.scheduler import StepPlan
 from engine.settings import EngineSettings, SettingsError, check
 from tests import loopback
@@ -46,8 +49,8 @@ def test_while_loading_it_listens_says_how_far_it_is_and_takes_no_request(
     go_on = threading.Event()
     real = engine.assembly.assemble
 
-    def slow(given: EngineSettings, progress: Callable[[str, float], None], log: Callable[[str], None]) -> Assembled:
-        progress("weights", 0.42)
+    def slow(given: EngineSettings, progress: Progress, log: Callable[[str], None]) -> Assembled:
+        progress("weights", 0.42, "tiny, layer 1/2")
         assert go_on.wait(WAIT_S)
         return real(given, progress, log)
 
@@ -56,7 +59,12 @@ def test_while_loading_it_listens_says_how_far_it_is_and_takes_no_request(
         until(lambda: server.http.get("/health").json().get("stage") == "weights", "loading has begun")
         health = server.http.get("/health")
         assert health.status_code == 503
-        assert health.json() == {"status": "loading", "stage": "weights", "progress": 0.42}
+        assert health.json() == {
+            "status": "loading",
+            "stage": "weights",
+            "progress": 0.42,
+            "detail": "tiny, layer 1/2",
+        }
         refused = server.http.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503
         assert refused.json()["error"]["message"] == "the model is loading: weights 42 %"
@@ -71,9 +79,25 @@ def test_while_loading_it_listens_says_how_far_it_is_and_takes_no_request(
         assert server.metric("kv_blocks_free") == 1024
 
 
+def test_a_terminal_shows_loading_in_one_moving_line_and_a_file_gets_none_of_it() -> None:
+    for terminal in (True, False):
+        screen = io.StringIO()
+        line = LoadingLine(Console(file=screen, force_terminal=terminal, width=100))
+        for layer in (1, 2):
+            line.show(f"loading tiny: weights 42 %  [odd], layer {layer}/2")
+        line.end()
+        assert ("[odd], layer" in screen.getvalue()) is terminal
+        assert terminal or screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_of_loading_has_words_in_both_languages(stage: str) -> None:
+    assert words(stage, "en") != words(stage, "zh")
+
+
 def test_warming_up_runs_real_prefills_and_decodes_at_several_sizes(settings: EngineSettings) -> None:
     seen: list[tuple[int, int]] = []
-    stages: list[tuple[str, float]] = []
+    stages: list[tuple[str, float, str]] = []
     real = Engine.step
 
     def spy(self: Engine) -> Any:
@@ -91,11 +115,18 @@ def test_warming_up_runs_real_prefills_and_decodes_at_several_sizes(settings: En
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "step", spy)
-        engine.assembly.assemble(settings, lambda stage, done: stages.append((stage, done)), lambda line: None)
+        engine.assembly.assemble(
+            settings, lambda stage, done, detail="": stages.append((stage, done, detail)), lambda line: None
+        )
     assert {rows for rows, tokens in seen if tokens == rows} >= {1, 2, 4}
     assert any(tokens > rows for rows, tokens in seen)
-    assert list(dict.fromkeys(stage for stage, _ in stages)) == ["weights", "cache", "probe", "warm-up"]
-    assert stages[-1] == ("warm-up", 1.0)
+    assert list(dict.fromkeys(stage for stage, *_ in stages)) == ["weights", "kernels", "cache", "probe", "warm-up"]
+    name = Path(settings.model).name
+    assert stages[0] == ("weights", 0.0, name)
+    layers = [told for told in stages if told[0] == "weights"][1:]
+    assert [told[2] for told in layers] == [f"{name}, layer 1/2", f"{name}, layer 2/2", f"{name}, layer 2/2"]
+    assert [told[1] for told in layers] == [0.25, 0.5, 1.0]
+    assert stages[-1][:2] == ("warm-up", 1.0)
 
 
 def test_when_the_loop_dies_clients_get_an_error_health_says_dead_and_the_exit_code_is_not_zero(
@@ -244,7 +275,7 @@ def test_the_process_tells_its_supervisor_when_it_is_ready_and_ends_on_sigterm_w
 def test_told_to_stop_while_it_loads_it_ends_with_0(folder: Path, free_port: Callable[[], int], stage: str) -> None:
     port = free_port()
     started = start_process({"model": str(folder), "port": port, "threads": 1})
-    order = ["starting", "libraries", "weights", "cache", "probe", "warm-up"]
+    order = ["starting", "libraries", "kernels", "weights", "cache", "probe", "warm-up"]
     until(lambda: (now := seen_stage(port)) and order.index(now) >= order.index(stage), f"stage {stage} or later")
     started.send_signal(signal.SIGTERM)
     _, errors = started.communicate(timeout=WAIT_S)

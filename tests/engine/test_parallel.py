@@ -23,6 +23,7 @@ from engine.draft import Draft
 from engine.modelconfig import ModelConfig
 from engine.parallel.messages import packed, unpacked
 from engine.parallel.shard import Shard, ShardedCheckpoint, refuse_unfit
+from engine.progress import silent
 from engine.request import Request, Sampling
 from engine.rope import RopeScaling
 from engine.scheduler import Row, StepPlan
@@ -52,7 +53,7 @@ def settings_for(folder: Path, ranks: int) -> EngineSettings:
 
 @contextmanager
 def assembled(settings: EngineSettings) -> Iterator[Assembled]:
-    made = assemble(settings, lambda stage, done: None, lambda line: None)
+    made = assemble(settings, silent, lambda line: None)
     try:
         yield made
     finally:
@@ -172,7 +173,7 @@ def test_what_cant_be_split_is_refused_before_any_process_starts(
 ) -> None:
     settings = replace(settings_for(write_checkpoint(tmp_path), 1), **change)
     with pytest.raises(SettingsError, match=line.replace("(", "\\(")):
-        assemble(settings, lambda stage, done: None, lambda told: None)
+        assemble(settings, silent, lambda told: None)
     assert workers() == []
 
 

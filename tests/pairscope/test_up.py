@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from pairscope.parts import PartSpec
-from pairscope.up import CannotStart, Plan, claim, run
+from pairscope.up import Board, CannotStart, Plan, claim, run
 from tests.pairscope.command_line import pairscope
 from tests.processes import has_ended
 
@@ -185,3 +185,17 @@ def test_two_triage_services_never_share_a_state_folder(tmp_path: Path, language
     (line,) = refused.stderr.strip().splitlines()
     assert str(tmp_path) in line and "--state-dir" in line and ("诊断服务" in line) is (language == "zh")
     assert not (tmp_path / "x.db").exists()
+
+
+def test_how_far_the_engine_is_moves_on_a_terminal_and_is_one_line_a_stage_in_a_file() -> None:
+    for terminal in (True, False):
+        screen = io.StringIO()
+        board = Board(Console(file=screen, force_terminal=terminal, width=100), "en")
+        for layer in (1, 2):
+            board.progress("quantising", layer / 2, f"tiny, layer {layer}/2")
+        board.progress("warm-up", 0.0)
+        board.end_progress()
+        if terminal:
+            assert "warming up" in screen.getvalue()
+        else:
+            assert [line.split()[-1] for line in screen.getvalue().splitlines()] == ["quantising", "up"]
