@@ -106,7 +106,7 @@ class EngineReadings:
         for name, alternatives in self.dialect.gauges.items():
             family = first(alternatives, exposition)
             value = family.value(exposition) if family else None
-            if value is not None:
+            if value is not None and (value or name not in self.dialect.zero_is_unknown):
                 fields[name] = float(value)
         if "kv_used_pct" in fields and self.dialect.kv_used_kind:
             fields["kv_used_kind"] = self.dialect.kv_used_kind

@@ -140,7 +140,7 @@ class Dialect:
     largest: frozenset[str] = (
         frozenset()
     )  # counters of which the largest alternative counts: each sees a part, none twice
-    zero_is_unknown: frozenset[str] = frozenset()  # counters that stay 0 though what they are named after happens
+    zero_is_unknown: frozenset[str] = frozenset()  # what may stay 0 though what it is named after happens, or can't
     step_tokens: tuple[str, ...] = ()  # a histogram with one observation a step: its count is steps, its sum tokens
     kv_used_kind: str = ""  # live, live_plus_cached or reserved
     kv_pool: Callable[[Exposition], KvPool] = _no_pool

@@ -34,6 +34,7 @@ LLAMACPP = Dialect(
         ),
         "prefix_hits_total": (Family("llamacpp:prompt_tokens_cached_total"),),
         "steps_total": (Family("llamacpp:n_decode_total"),),
+        "spec_drafts_total": (Family("llamacpp:spec_decode_num_drafts_total"),),
         "spec_drafted_total": (Family("llamacpp:spec_decode_num_draft_tokens_total"),),
         "spec_accepted_total": (Family("llamacpp:spec_decode_num_accepted_tokens_total"),),
     },

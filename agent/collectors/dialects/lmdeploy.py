@@ -24,6 +24,7 @@ LMDEPLOY = Dialect(
         "requests_failed_total": (Family(_OUTCOMES, unless={"finished_reason": (*_GOOD, *_CANCELLED)}, none_yet=True),),
         "requests_aborted_total": (Family(_OUTCOMES, where={"finished_reason": _CANCELLED}, none_yet=True),),
         "oom_total": (Family(_OUTCOMES, where={"finished_reason": ("ResponseType.OUT_OF_MEMORY",)}, none_yet=True),),
+        "spec_drafts_total": (Family("lmdeploy:spec_decode_num_drafts_total"),),
         "spec_drafted_total": (Family("lmdeploy:spec_decode_num_draft_tokens_total"),),
         "spec_accepted_total": (Family("lmdeploy:spec_decode_num_accepted_tokens_total"),),
     },

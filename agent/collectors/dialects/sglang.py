@@ -109,6 +109,7 @@ SGLANG_BEFORE_REALTIME = Dialect(
             ),
         ),
         "steps_total": (Family("sglang:cuda_graph_passes_total"),),
+        "spec_drafts_total": (Family("sglang:spec_verify_calls_total"),),
     },
     gauges={
         "requests_running": (Family("sglang:num_running_reqs"),),
@@ -131,7 +132,13 @@ SGLANG_BEFORE_REALTIME = Dialect(
         ),
         "kv_used_pct": (Family("sglang:token_usage", join="mean", is_ratio=True),),
         "reported_tokens_per_s": (Family("sglang:gen_throughput"),),
+        # an idle rank tells 0, which is no mean's business
+        "spec_tokens_per_draft": (Family("sglang:spec_accept_length", join="max"),),
+        "spec_acceptance_pct": (Family("sglang:spec_accept_rate", join="max", is_ratio=True),),
     },
+    zero_is_unknown=frozenset(
+        {"spec_drafts_total", "spec_tokens_per_draft", "spec_acceptance_pct"}
+    ),  # it guesses nothing
     histograms={
         "ttft": ("sglang:time_to_first_token_seconds",),
         "itl": ("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),

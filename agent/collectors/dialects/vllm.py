@@ -47,6 +47,7 @@ VLLM = Dialect(
             Family("vllm:request_success_total", where={"finished_reason": ("error",)}),
         ),
         "requests_aborted_total": (Family("vllm:request_success_total", where={"finished_reason": ("abort",)}),),
+        "spec_drafts_total": (Family("vllm:spec_decode_num_drafts_total"),),
         "spec_drafted_total": (Family("vllm:spec_decode_num_draft_tokens_total"),),
         "spec_accepted_total": (Family("vllm:spec_decode_num_accepted_tokens_total"),),
         # both sets coexist in 0.9.2 to 0.10.2

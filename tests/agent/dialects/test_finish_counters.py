@@ -72,6 +72,7 @@ def test_llamacpp(read: Read) -> None:
         "prefix_queries_total": 39_200,
         "prefix_hits_total": 4_700,
         "steps_total": 7_460,
+        "spec_drafts_total": 330,
         "spec_drafted_total": 900,
         "spec_accepted_total": 610,
         "requests_running": 3.0,

@@ -78,6 +78,22 @@ def test_release_0_4_6_counts_when_a_request_ends(read: Read) -> None:
     }
 
 
+def test_what_drafts_bring_is_told_only_where_it_guesses(read: Read) -> None:
+    def guessing(length: float, rate: float, calls: float) -> str:
+        return "".join(
+            f'sglang:spec_accept_length{{dp_rank="{dp}",model_name="{MODEL}"}} {length * (1 - dp)}\n'
+            f'sglang:spec_accept_rate{{dp_rank="{dp}",model_name="{MODEL}"}} {rate * (1 - dp)}\n'
+            f'sglang:spec_verify_calls_total{{dp_rank="{dp}",model_name="{MODEL}"}} {calls}\n'
+            for dp in (0, 1)
+        )
+
+    fields = read(sglang(extra=guessing(3.25, 0.75, 70.0)))[1]  # the second rank is idle
+    told = {name: value for name, value in fields.items() if name.startswith("spec_")}
+    assert told == {"spec_tokens_per_draft": 3.25, "spec_acceptance_pct": 75.0, "spec_drafts_total": 140}
+    fields = read(sglang(extra=guessing(0.0, 0.0, 0.0)))[1]
+    assert not [name for name in fields if name.startswith("spec_")]
+
+
 def test_ranks_of_the_same_requests_count_once(read: Read) -> None:
     every_scheduler = [rank(dp, tp_rank=tp, pp_rank=pp, cp_rank=0) for dp in (0, 1) for tp in (0, 1) for pp in (0, 1)]
     _, alone = read(sglang(), sglang(decoded=(41_000.0, 23_400.0)))

@@ -38,6 +38,7 @@ def llamacpp(
     }
     if cached is not None:  # from 2026, with speculation
         values["prompt_tokens_cached_total"] = six(cached)
+        values["spec_decode_num_drafts_total"] = 330
         values["spec_decode_num_draft_tokens_total"] = 900
         values["spec_decode_num_accepted_tokens_total"] = 610
     return lines({f"llamacpp:{name}": value for name, value in {**values, **(more or {})}.items()})
