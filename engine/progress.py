@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from rich.console import Console
-from rich.markup import escape
 from rich.status import Status
+from rich.text import Text
 
 from telemetry.messages import say
 
@@ -39,12 +39,16 @@ class LoadingLine:
         if not self._console.is_terminal:
             return
         if self._status is None:
-            self._status = self._console.status(escape(text))
+            self._status = self._console.status(_one_line(text))
             self._status.start()
         else:
-            self._status.update(escape(text))
+            self._status.update(_one_line(text))
 
     def end(self) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def _one_line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")

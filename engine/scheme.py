@@ -133,7 +133,7 @@ class SchemeLoader:
 
         def progress(done: float) -> None:
             layer = min(layers, round(done * (layers + 2)))  # what comes after the last layer counts as two
-            self._progress(stage, done, f"{self._path.name}, layer {layer}/{layers}")
+            self._progress(stage, done, f"layer {layer}/{layers}, {self._path.name}")
 
         decoder = load_decoder(
             self._checkpoint,

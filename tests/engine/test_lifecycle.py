@@ -124,7 +124,7 @@ def test_warming_up_runs_real_prefills_and_decodes_at_several_sizes(settings: En
     name = Path(settings.model).name
     assert stages[0] == ("weights", 0.0, name)
     layers = [told for told in stages if told[0] == "weights"][1:]
-    assert [told[2] for told in layers] == [f"{name}, layer 1/2", f"{name}, layer 2/2", f"{name}, layer 2/2"]
+    assert [told[2] for told in layers] == [f"layer 1/2, {name}", f"layer 2/2, {name}", f"layer 2/2, {name}"]
     assert [told[1] for told in layers] == [0.25, 0.5, 1.0]
     assert stages[-1][:2] == ("warm-up", 1.0)
 
