@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from engine.attention.choice import choose_attention
+from engine.attention.interface import Attention, Place
 from engine.blocks import BlockPool
 from engine.checkpoints.find import find_model, open_checkpoint
 from engine.checkpoints.interface import Checkpoint
@@ -113,7 +115,11 @@ def load_share(
     cores = max(1, usable_cores() // settings.tensor_parallel)
     threads = min(settings.threads, cores) if settings.threads else cores
     torch.set_num_threads(threads)
+    int8 = settings.kv_dtype == "int8"
     with torch.inference_mode():
+        place = Place(config, dtype, device, settings.block_size, int8)
+        # before the weights come: a mistake is told at once, and there is room to try
+        attention = choose_attention(settings.attention, place, log, device.type == "cuda")
         loader = SchemeLoader(checkpoint, path, dtype, device, context, settings.quantize_group, progress, log)
         loaded = loader.load(settings.quantize)
         del loader  # and with it full weights that were only compared with
@@ -121,7 +127,7 @@ def load_share(
             group.meet()
             join(loaded.decoder, checkpoint, loaded.choice.kernel, group)
         progress("cache", 0.0)
-        int8 = settings.kv_dtype == "int8"
+        attend_by(loaded.decoder, attention)
         token_bytes = bytes_per_token(config, dtype, int8)
         num_blocks = choose_blocks(settings, token_bytes + draft_token_bytes, device)
         host_blocks = choose_host_blocks(settings, token_bytes)
@@ -131,6 +137,13 @@ def load_share(
     # A request never outgrows the pool, so that the last one running can always finish.
     context = min(context, num_blocks * settings.block_size)
     return Share(loaded, cache, context, num_blocks, host_blocks, threads if device.type == "cpu" else 1)
+
+
+def attend_by(decoder: Decoder, attention: Attention | None) -> None:
+    """Let another than its own way of attending serve a decoder."""
+    if attention is not None:
+        decoder.attention = attention
+        decoder.fused = None  # it computes all layers in one call, attention too
 
 
 def _assembled(

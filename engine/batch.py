@@ -59,6 +59,9 @@ class Reach:
     prefill: tuple[PrefillChunk, ...]
 
 
+NOWHERE = Reach((), ())
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     ids: Tensor  # [padded tokens]; what lies beyond `tokens` is computed and thrown away
@@ -67,6 +70,7 @@ class Batch:
     slots: Tensor  # [tokens], where K and V go
     full: Reach
     local: Reach  # in layers with a window; `full` itself as long as nothing is out of the window
+    block_size: int  # of the cache, in tokens
     sampled: Tensor | None  # [samples] rows of which the next token is chosen; None: all
     rows: tuple[Row, ...]  # in the order of the tensors
 
@@ -82,9 +86,10 @@ def build(
     device: torch.device,
     padded: Callable[[int], int] = int,
     window: int | None = None,
+    gathers: bool = True,
 ) -> Batch:
     """Tensors for a plan. Single tokens come first, longest context first, then drafts, then chunks, then padding up to `padded`.
-    `window` is the model's, if it has layers with one.
+    `window` is the model's, if it has layers with one. Unless attention `gathers`, it needs no `Reach`, and gets empty ones.
     """
     single = sorted((row for row in plan.rows if row.count == 1), key=lambda row: -row.context)
     drafted = [row for row in plan.rows if row.draft.tokens]
@@ -102,8 +107,8 @@ def build(
         samples += range(len(ids) - row.num_samples, len(ids))
     tokens = len(ids)
     padding = [0] * (padded(tokens) - tokens)
-    full = _reach(single, drafted, chunks, None, block_size, dtype, device)
-    windowed = window is not None and any(row.context > window for row in rows)
+    full = _reach(single, drafted, chunks, None, block_size, dtype, device) if gathers else NOWHERE
+    windowed = gathers and window is not None and any(row.context > window for row in rows)
     return Batch(
         ids=torch.tensor(ids + padding, device=device),
         positions=torch.tensor(positions + padding, device=device),
@@ -111,6 +116,7 @@ def build(
         slots=torch.tensor(slots, device=device),
         full=full,
         local=_reach(single, drafted, chunks, window, block_size, dtype, device) if windowed else full,
+        block_size=block_size,
         sampled=None if len(samples) == tokens else torch.tensor(samples, device=device),
         rows=rows,
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.attention import GatherAttention
+from engine.attention.gather import GatherAttention
+from engine.attention.interface import Attending, Attention
 from engine.batch import Batch
 from engine.kvstore import KVStore
 from engine.linear import Linear
@@ -43,7 +44,7 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.attention = GatherAttention(config)
+        self.attention: Attention = GatherAttention(config)
         self.clock: StageClock = Untimed()
         # computes all layers at once, in place, and says how many seconds of it attention took; None: not such a step
         self.fused: Callable[[Tensor, Batch, KVStore], float | None] | None = None
@@ -71,17 +72,21 @@ class Decoder:
             for linear in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
         )
 
-    def forward(self, batch: Batch, cache: KVStore) -> Tensor:
-        """The step's token ids -> [tokens, hidden]; writes K and V of these tokens into the cache."""
+    def forward(self, batch: Batch, cache: KVStore, staged: Attending | None = None) -> Tensor:
+        """The step's token ids -> [tokens, hidden]; writes K and V of these tokens into the cache. `staged` attends instead of
+        the decoder's own attention, in a step that is captured.
+        """
         config, eps, clock = self.config, self.config.norm_eps, self.clock
+        attention = staged or self.attention
         x = F.embedding(batch.ids, self.embedding)
         if config.embedding_scale != 1.0:
             x = x * self.embedding_scale
-        if self.fused is not None and self._all_at_once(x, batch, cache):
+        if self.fused is not None and staged is None and self._all_at_once(x, batch, cache):
             return x[: batch.tokens]
         turn = local_turn = self.rotations[batch.positions].unsqueeze(1)
         if self.local_rotations is not self.rotations:
             local_turn = self.local_rotations[batch.positions].unsqueeze(1)
+        attention.begin(batch)
         clock.mark(Stage.EMBED)
         for number, layer in enumerate(self.layers):
             local = number in config.local_layers
@@ -91,7 +96,7 @@ class Decoder:
             rotate_(qkv, local_turn if local else turn, config.num_heads + config.num_kv_heads, config.head_dim)
             kept = cache.layers[number]
             kept.write(batch.slots, qkv[: batch.tokens, config.q_width :])
-            attended = self.attention(batch.local if local else batch.full, batch.tokens, qkv, kept)
+            attended = attention(batch, local, qkv, kept)
             if layer.attention_post_norm is None:
                 x = layer.attention_out.plus(attended, x)
             else:

@@ -124,6 +124,7 @@ def _batch(streams: int, context: int, decoder: Decoder) -> Batch:
         slots=torch.tensor(slots),
         full=Reach((group,), ()),
         local=Reach((group,), ()),
+        block_size=context,
         sampled=None,
         rows=(),
     )

@@ -57,7 +57,15 @@ class Runner:
 
     def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
         decoder, size = self.decoder, self.cache.block_size
-        batch = build(plan, size, self._dtype, self._device, decoder.head.padded, decoder.config.window)
+        batch = build(
+            plan,
+            size,
+            self._dtype,
+            self._device,
+            decoder.head.padded,
+            decoder.config.window,
+            decoder.attention.gathers,
+        )
         self.clock.mark(Stage.SCHEDULE)
         x = decoder.forward(batch, self.cache)
         rows = batch.sampled_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.attention import CompiledAttention
+from engine.attention.gather import CompiledAttention
 from engine.checkpoints.interface import Checkpoint
 from engine.divergence import measure
 from engine.fusedstep import FusedStep

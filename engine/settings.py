@@ -29,6 +29,7 @@ class EngineSettings:
     dtype: str = "auto"  # auto, float32, bfloat16, float16; auto is float32 on CPU, the checkpoint's on CUDA
     quantize: str = "none"  # weights: none, int8, int4, auto (the fastest that this model bears; CPU only)
     quantize_group: int = 32  # quantised weights that share a range: 32, 64, 128
+    attention: str = "auto"  # who reads the cache: auto (the fastest that agrees), sdpa, flex, flash, flashinfer
     tensor_parallel: int = 1  # processes that share the model's heads and MLP, each on a GPU of its own, or on CPU
     rank_timeout_s: float = 60.0  # a process that doesn't answer the others for so long ends the engine
     threads: int = 0  # CPU threads at most; 0: all cores that this process may use
@@ -86,6 +87,7 @@ class SettingsError(ValueError):
 
 
 _CHOICES = {
+    "attention": ("auto", "sdpa", "flex", "flash", "flashinfer"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "kv_dtype": ("auto", "int8"),
     "kv_layout": ("paged", "contiguous"),

@@ -168,6 +168,9 @@ def engine_command(
     host: Annotated[str | None, typer.Option(help=t("engine.host"))] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help=t("engine.port"))] = None,
     quantize: Annotated[str | None, typer.Option(metavar="none|int8|int4|auto", help=t("engine.quantize"))] = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="auto|sdpa|flex|flash|flashinfer", help=t("engine.attention"))
+    ] = None,
     speculate: Annotated[str | None, typer.Option(metavar="off|ngram|draft:MODEL", help=t("engine.speculate"))] = None,
     speculate_tokens: Annotated[int | None, typer.Option(min=1, max=64, help=t("engine.speculate_tokens"))] = None,
     check_quality: Annotated[bool, typer.Option("--check-quality", help=t("engine.check_quality"))] = False,
@@ -180,7 +183,7 @@ def engine_command(
 ) -> None:
     with one_line_for_mistakes():
         given: dict[str, object] = {"model": model, "host": host, "port": port, "quantize": quantize}
-        given |= {"step_log": step_log, "tensor_parallel": tensor_parallel}
+        given |= {"attention": attention, "step_log": step_log, "tensor_parallel": tensor_parallel}
         given |= {"speculate": speculate, "speculate_tokens": speculate_tokens}
         configuration = gather(config, overrides(state_dir=None, store=None, lang=lang, engine=given), lang)
         made = settings(configuration, "engine", EngineSettings, **shared(configuration))

@@ -31,7 +31,15 @@ class FollowingRunner(Runner):
 
     def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
         decoder, size = self.decoder, self.cache.block_size
-        batch = build(plan, size, self._dtype, self._device, decoder.head.padded, decoder.config.window)
+        batch = build(
+            plan,
+            size,
+            self._dtype,
+            self._device,
+            decoder.head.padded,
+            decoder.config.window,
+            decoder.attention.gathers,
+        )
         x = decoder.forward(batch, self.cache)
         if batch.sampled_rows:  # the first rank waits for this part of their logits
             decoder.logits(x if batch.sampled is None else x.index_select(0, batch.sampled))

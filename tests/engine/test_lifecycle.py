@@ -339,8 +339,12 @@ def test_a_name_that_no_host_can_have_is_one_line(folder: Path) -> None:
         ({"model": "docs"}, "model docs cannot be run: docs: no config.json in this folder"),
         ({"max_seqs": 0}, "engine settings: max_seqs is 0: it must lie between 1 and 4096"),
         ({"device": "cuda:7"}, "engine settings: device is 'cuda:7': torch sees"),
+        (
+            {"device": "cpu", "attention": "flash"},
+            "engine settings: attention is 'flash': flash-attn runs on CUDA only; use auto, sdpa or flex",
+        ),
     ],
-    ids=["missing", "wrong kind", "not a model", "setting", "device"],
+    ids=["missing", "wrong kind", "not a model", "setting", "device", "attention"],
 )
 def test_a_users_mistake_ends_in_one_line_and_exit_code_2(
     folder: Path, free_port: Callable[[], int], changes: dict[str, Any], line: str

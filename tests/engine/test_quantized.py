@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.attention import CompiledAttention, GatherAttention
+from engine.attention.gather import CompiledAttention, GatherAttention
 from engine.batch import build as build_batch
 from engine.checkpoints.find import open_checkpoint
 from engine.draft import Draft
@@ -174,13 +174,13 @@ def test_a_token_and_its_guesses_attend_as_each_would_alone(
     request = Request("r", list(range(18)), Sampling(), 0.0)
     request.blocks = blocks
     reach = build_batch(StepPlan([Row(request, 17, 6, Draft((1, 2, 3, 4, 5)))]), 4, torch.float32, cpu, int, window)
-    together = attention(reach.local, 6, qkv, cache)
-    torch.testing.assert_close(torchs(reach.local, 6, qkv, cache), together, rtol=1e-5, atol=1e-5)
+    together = attention(reach, True, qkv, cache)
+    torch.testing.assert_close(torchs(reach, True, qkv, cache), together, rtol=1e-5, atol=1e-5)
     for place in range(6):
         alone = Request("a", list(range(18 + place)), Sampling(), 0.0)
         alone.blocks = blocks
         one = build_batch(StepPlan([Row(alone, 17 + place, 1)]), 4, torch.float32, cpu, int, window)
-        assert torch.equal(attention(one.local, 1, qkv[place : place + 1], cache)[0], together[place])
+        assert torch.equal(attention(one, True, qkv[place : place + 1], cache)[0], together[place])
 
 
 @pytest.mark.parametrize("inputs", [64, 256])

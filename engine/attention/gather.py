@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
-from engine.batch import DecodeGroup, PrefillChunk, Reach
+from engine.attention.paged import StaticTables
+from engine.batch import Batch, DecodeGroup, PrefillChunk
 from engine.kernels.native import Kernels
 from engine.kvstore import LayerCache, PlainLayer
 from engine.modelconfig import ModelConfig
@@ -20,6 +23,9 @@ class GatherAttention:
     A row's result does not depend on its padding: the mask makes those weights exactly 0.
     """
 
+    name = "sdpa"
+    gathers = True
+
     def __init__(self, config: ModelConfig) -> None:
         self.heads = config.num_heads
         self.groups = config.num_kv_heads
@@ -29,20 +35,28 @@ class GatherAttention:
         self.kv_width = config.kv_width
         self.scale = config.attention_scale
         self.cap = config.attention_cap
+        self.window = config.window
 
-    def __call__(self, reach: Reach, tokens: int, qkv: Tensor, cache: LayerCache) -> Tensor:
-        """[padded tokens, q_width + kv_width] -> [padded tokens, q_width]; zeros beyond `tokens`."""
+    def begin(self, batch: Batch) -> None:
+        pass  # the batch brings masks and tables with it
+
+    def __call__(self, batch: Batch, local: bool, qkv: Tensor, cache: LayerCache) -> Tensor:
+        reach, tokens = batch.local if local else batch.full, batch.tokens
         if len(reach.decode) == 1 and reach.decode[0].end == qkv.shape[0]:
-            return self._decode(reach.decode[0], qkv, cache)
+            return self.decode(reach.decode[0], qkv, cache)
         out = qkv.new_empty(qkv.shape[0], self.q_width)
         out[tokens:] = 0.0
         for group in reach.decode:
-            out[group.begin : group.end] = self._decode(group, qkv, cache)
+            out[group.begin : group.end] = self.decode(group, qkv, cache)
         for chunk in reach.prefill:
             out[chunk.begin : chunk.end] = self._prefill(chunk, qkv, cache)
         return out
 
-    def _decode(self, group: DecodeGroup, qkv: Tensor, cache: LayerCache) -> Tensor:
+    def stage(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> StagedGather:
+        return StagedGather(self, rows, width, dtype, device)
+
+    def decode(self, group: DecodeGroup, qkv: Tensor, cache: LayerCache) -> Tensor:
+        """[tokens, q_width + kv_width] -> [the group's rows, q_width]"""
         rows = group.end - group.begin
         q = qkv[group.begin : group.end, : self.q_width].view(rows, self.groups, self.per_group, self.head_dim)
         if group.view is not None:
@@ -87,6 +101,41 @@ class GatherAttention:
         return both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)
 
 
+class StagedGather:
+    """Rows that attend over tables of one padded width; the mask is made anew in each replay, from the lengths."""
+
+    def __init__(
+        self, attention: GatherAttention, rows: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._attention = attention
+        self._tables = StaticTables(rows, width, device)
+        self._dtype = dtype
+        self._groups: tuple[DecodeGroup, DecodeGroup] | None = None  # in full layers, and in those with a window
+
+    def load(self, tables: Sequence[Sequence[int]], contexts: Sequence[int]) -> None:
+        self._tables.load(tables, contexts)
+
+    def begin(self, batch: Batch) -> None:
+        ends = self._tables.lengths.long()
+        table = self._tables.tables.long().flatten()
+        window = self._attention.window
+        firsts = torch.zeros_like(ends)
+        full = self._group(batch, table, firsts, ends)
+        local = full if window is None else self._group(batch, table, (ends - window).clamp(min=0), ends)
+        self._groups = (full, local)
+
+    def _group(self, batch: Batch, table: Tensor, firsts: Tensor, ends: Tensor) -> DecodeGroup:
+        rows = self._tables.rows
+        at = torch.arange(batch.block_size * self._tables.width, device=ends.device)
+        outside = (at >= ends[:, None]) | (at < firsts[:, None])
+        mask = torch.zeros(outside.shape, dtype=self._dtype, device=ends.device).masked_fill_(outside, float("-inf"))
+        return DecodeGroup(0, rows, None, table, mask[:, None, None, :], firsts, ends)
+
+    def __call__(self, batch: Batch, local: bool, qkv: Tensor, cache: LayerCache) -> Tensor:
+        assert self._groups is not None
+        return self._attention.decode(self._groups[local], qkv, cache)
+
+
 def causal_mask(tokens: int, like: Tensor) -> Tensor:
     return torch.full((tokens, tokens), float("-inf"), dtype=like.dtype, device=like.device).triu_(1)
 
@@ -103,6 +152,8 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
 class CompiledAttention(GatherAttention):
     """Single tokens by the compiled kernel, which reads the cache through the block table where it lies; the rest by torch."""
 
+    name = "compiled"
+
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         super().__init__(config)
         self.kernels = kernels
@@ -112,9 +163,9 @@ class CompiledAttention(GatherAttention):
         """Whether the kernel can do it: float32, heads of a multiple of 8 numbers, no cap."""
         return dtype is torch.float32 and config.head_dim % 8 == 0 and config.attention_cap is None
 
-    def _decode(self, group: DecodeGroup, qkv: Tensor, cache: LayerCache) -> Tensor:
+    def decode(self, group: DecodeGroup, qkv: Tensor, cache: LayerCache) -> Tensor:
         if not isinstance(cache, PlainLayer):
-            return super()._decode(group, qkv, cache)
+            return super().decode(group, qkv, cache)
         rows = group.end - group.begin
         out = qkv.new_empty(rows, self.heads, self.head_dim)
         self.kernels.attention(
