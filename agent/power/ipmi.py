@@ -30,8 +30,10 @@ CIPHER_SUITES = ("3", "17")
 """Asked for by number, because asking a BMC which it has costs seconds: SHA-1 and AES-128, which all have, then SHA-256."""
 
 RESEND_S, RESENDS = 1, 2
-REFUSED_WITHIN_S = 1.0
-"""ipmitool says the same of a wrong password and of a host that is silent; the one comes at once, the other after all resends."""
+REFUSED_WITHIN_S = float(RESEND_S * RESENDS)
+"""ipmitool says the same of a wrong password and of a host that is silent; the other comes after all resends, the one long before,
+though not at once where the BMC is slow or this host is busy.
+"""
 
 REFUSALS = 3
 PAUSE_S = 3600.0

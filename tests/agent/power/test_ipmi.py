@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -221,6 +222,22 @@ def test_a_wrong_password_is_refused_and_after_three_times_not_tried_any_more(
         assert len(spy.runs) == 3
 
 
+@pytest.mark.parametrize(("took_s", "trouble"), [(1.9, Trouble.REFUSED), (6.1, Trouble.UNREACHABLE)])
+def test_a_slow_refusal_is_one_and_what_comes_after_all_resends_is_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, trouble: Trouble
+) -> None:
+    (tmp_path / "ipmitool").write_text(
+        '#!/bin/sh\necho "Error: Unable to establish IPMI v2 / RMCP+ session" >&2; exit 1\n'
+    )
+    (tmp_path / "ipmitool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    reader = IpmiReader(target(623), "en", monotonic=itertools.count(100.0, took_s).__next__)
+    with pytest.raises(BmcFault) as caught:
+        reader.read()
+    reader.close()
+    assert caught.value.trouble is trouble
+
+
 def test_a_bmc_that_wants_another_cipher_suite_gets_it(
     simulator: IpmiSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,16 +328,23 @@ def dcmi_bmc(
         process.wait(120)
 
 
+def _replace(file: Path, text: str) -> None:
+    """Whole at any time: what ipmitool asked twice, the second answer is made of it when nobody waits any more."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
+
+
 def test_dcmi_tells_the_nodes_power_and_its_cap_where_there_are_no_sensors(dcmi_bmc: tuple[int, Path]) -> None:
     port, file = dcmi_bmc
     with reader_at(port) as reader:
         told = reader.read()
         assert (told.node_w, told.cap_w, told.supplies, told.inlet_c) == (5210.0, 6500.0, None, None)
         assert len(told.problems) == 1
-        file.write_text("5333 4801 6101 5301 1 6600 0")
+        _replace(file, "5333 4801 6101 5301 1 6600 0")
         told = reader.read()
         assert (told.node_w, told.cap_w) == (5333.0, None)
-        file.write_text("5444 4802 6102 5302 0 6700 1")
+        _replace(file, "5444 4802 6102 5302 0 6700 1")
         with pytest.raises(BmcFault) as caught:
             reader.read()
         assert caught.value.trouble is Trouble.UNUSABLE
