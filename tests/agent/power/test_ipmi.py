@@ -335,19 +335,32 @@ def _replace(file: Path, text: str) -> None:
     new.replace(file)
 
 
+def _told(port: int) -> BmcReading:
+    """One reading. Where the double answers later than ipmitool asks again it takes the second question amiss: then anew."""
+    found: list[BmcReading] = []
+
+    def is_told() -> bool:
+        with reader_at(port) as reader:
+            reading = _read(reader)
+            found.extend([reading] if reading is not None else [])
+        return bool(found)
+
+    wait_until("DCMI tells nothing", is_told)
+    return found[0]
+
+
 def test_dcmi_tells_the_nodes_power_and_its_cap_where_there_are_no_sensors(dcmi_bmc: tuple[int, Path]) -> None:
     port, file = dcmi_bmc
-    with reader_at(port) as reader:
-        told = reader.read()
-        assert (told.node_w, told.cap_w, told.supplies, told.inlet_c) == (5210.0, 6500.0, None, None)
-        assert len(told.problems) == 1
-        _replace(file, "5333 4801 6101 5301 1 6600 0")
-        told = reader.read()
-        assert (told.node_w, told.cap_w) == (5333.0, None)
-        _replace(file, "5444 4802 6102 5302 0 6700 1")
-        with pytest.raises(BmcFault) as caught:
-            reader.read()
-        assert caught.value.trouble is Trouble.UNUSABLE
+    told = _told(port)
+    assert (told.node_w, told.cap_w, told.supplies, told.inlet_c) == (5210.0, 6500.0, None, None)
+    assert len(told.problems) == 1
+    _replace(file, "5333 4801 6101 5301 1 6600 0")
+    told = _told(port)
+    assert (told.node_w, told.cap_w) == (5333.0, None)
+    _replace(file, "5444 4802 6102 5302 0 6700 1")
+    with reader_at(port) as reader, pytest.raises(BmcFault) as caught:
+        reader.read()
+    assert caught.value.trouble is Trouble.UNUSABLE
 
 
 def test_a_host_without_ipmitool_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
