@@ -21,6 +21,7 @@ from engine.model import Decoder
 from engine.quantized import Compiled, Full
 from engine.request import Request, Sampling
 from engine.scheduler import Row, StepPlan
+from engine.threads import usable_cores
 from tests.engine.checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -50,6 +51,19 @@ def test_a_row_with_full_weights_does_not_depend_on_the_others_nor_on_threads(co
         for number in (1, 2, 3):
             torch.set_num_threads(number)
             assert torch.equal(linear(x), together)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_more_threads_than_processors_meet_at_every_barrier_and_compute_the_same(compiled: Kernels) -> None:
+    """They sleep there, most of the time: one that nobody woke would never come back."""
+    linear = Compiled(compiled, Full.of(torch.randn(1100, 70)), None)
+    x = torch.randn(3, 70)
+    threads = torch.get_num_threads()
+    expected = linear(x)
+    try:
+        torch.set_num_threads(usable_cores() + 4)
+        assert all(torch.equal(linear(x), expected) for _ in range(200))
     finally:
         torch.set_num_threads(threads)
 
