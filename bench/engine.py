@@ -25,8 +25,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench import stopping
 from engine.threads import calm_openmp, usable_cores
 
+if __name__ == "__main__":
+    stopping.while_imports_run()
 calm_openmp()  # OpenMP reads its settings when torch is imported, so they come first
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -76,6 +79,13 @@ class Conditions:
 
 def main() -> int:
     wanted = _arguments()
+    stopping.as_usual()
+    with stopping.until_stopped(lambda: False):  # what has begun to measure tells it before this hears of it
+        return _run(wanted)
+    return stopping.CODE
+
+
+def _run(wanted: argparse.Namespace) -> int:
     if wanted.ab:
         return engine_ab.report(wanted.ab, wanted.model, wanted.scale, wanted.repeats, wanted.json)
     if wanted.stages:
@@ -93,10 +103,14 @@ def main() -> int:
     reference = _reference(path)
     prompt = assembled.tokenizer.encode(PROMPT)
     rows: list[Row] = []
-    for n in wanted.streams:
-        ours = {scheme: _engine_run(engine, prompt, n, wanted.tokens) for scheme, engine in engines.items()}
-        rows += _measure(n, ours, _transformers_run(reference, prompt, n, wanted.tokens), wanted.repeats, wanted.tokens)
-        say(f"  {n} streams done")
+    with stopping.until_stopped(lambda: rows) as stop:
+        for n in wanted.streams:
+            ours = {scheme: _engine_run(engine, prompt, n, wanted.tokens) for scheme, engine in engines.items()}
+            theirs = _transformers_run(reference, prompt, n, wanted.tokens)
+            rows += _measure(n, ours, theirs, wanted.repeats, wanted.tokens)
+            say(f"  {n} streams done")
+    if not rows:
+        return stopping.CODE
     quality = {scheme: engine.quality for scheme, engine in engines.items() if engine.quality is not None}
     conditions = Conditions(
         cpu=_cpu_name(),
@@ -120,7 +134,7 @@ def main() -> int:
         )
     else:
         _print_table(conditions, rows, quality)
-    return 0 if all(row.ratio > 1 for row in rows) else 1
+    return stop.code(0 if all(row.ratio > 1 for row in rows) else 1)
 
 
 def _beside_peers(wanted: argparse.Namespace) -> int:

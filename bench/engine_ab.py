@@ -12,12 +12,13 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench import stopping
 from engine.threads import calm_openmp
 
 calm_openmp()  # OpenMP reads its settings when torch is imported, so they come first
@@ -285,18 +286,19 @@ COMPARISONS: Mapping[str, Callable[[Bench], list[Line]]] = {
 }
 
 
-def compare(names: Sequence[str], model: str, scale: float, repeats: int, tell: Callable[[str], None]) -> list[Line]:
-    """The named comparisons, on `model`. KeyError for a name that there is not."""
+def compare(
+    names: Sequence[str], model: str, scale: float, repeats: int, tell: Callable[[str], None]
+) -> Iterator[list[Line]]:
+    """The named comparisons, on `model`, each when it is done. KeyError for a name that there is not."""
     wanted = [COMPARISONS[name] for name in names]
     tell(f"loading {model} ...")
     assembled = assemble(EngineSettings(model=model, kv_blocks=64), silent, tell)
     bench = Bench(assembled, scale, repeats)
-    lines = []
-    with torch.inference_mode():
-        for comparison in wanted:
-            lines += comparison(bench)
-            tell(f"  {comparison.__name__} done")
-    return lines
+    for comparison in wanted:
+        with torch.inference_mode():
+            lines = comparison(bench)
+        tell(f"  {comparison.__name__} done")
+        yield lines
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -321,9 +323,14 @@ def names(text: str) -> list[str]:
 
 def report(names: Sequence[str], model: str, scale: float, repeats: int, as_json: bool) -> int:
     """Compare and print; 0 when every target holds, else 1."""
-    lines = compare(names, model, scale, repeats, lambda line: print(line, file=sys.stderr))
+    lines: list[Line] = []
+    with stopping.until_stopped(lambda: lines) as stop:
+        for found in compare(names, model, scale, repeats, lambda line: print(line, file=sys.stderr)):
+            lines += found
+    if not lines:
+        return stopping.CODE
     print(json.dumps([asdict(line) for line in lines], indent=2) if as_json else table(lines))
-    return 0 if all(line.holds for line in lines) else 1
+    return stop.code(0 if all(line.holds for line in lines) else 1)
 
 
 def main() -> int:
@@ -334,7 +341,9 @@ def main() -> int:
     parser.add_argument("--repeats", default=5, type=int, help="of the prefix comparison (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
     wanted = parser.parse_args()
-    return report(wanted.ab, wanted.model, wanted.scale, wanted.repeats, wanted.json)
+    with stopping.until_stopped(lambda: False):
+        return report(wanted.ab, wanted.model, wanted.scale, wanted.repeats, wanted.json)
+    return stopping.CODE
 
 
 if __name__ == "__main__":

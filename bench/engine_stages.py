@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from bench import stopping
 from engine.assembly import Assembled, assemble
 from engine.progress import silent
 from engine.request import Request, Sampling
@@ -44,10 +45,15 @@ def report(model: str, streams: Sequence[int], tokens: int, repeats: int, as_jso
     runner = assembled.engine._runner
     assert isinstance(runner, Runner)
     device = runner.decoder.embedding.device
-    lines = [_line(assembled, runner, device, n, tokens, repeats) for n in streams]
+    lines: list[Line] = []
+    with stopping.until_stopped(lambda: lines) as stop:
+        for n in streams:
+            lines.append(_line(assembled, runner, device, n, tokens, repeats))
+    if not lines:
+        return stopping.CODE
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
-        return 0
+        return stop.code(0)
     print(
         f"{usable_cores()} cores, {device}, load {os.getloadavg()[0]:.1f}; {repeats} pairs of {tokens} tokens a stream\n"
     )
@@ -62,7 +68,7 @@ def report(model: str, streams: Sequence[int], tokens: int, repeats: int, as_jso
         print(
             f"{line.streams:>7}  {line.on_ms:>6.2f}  {line.off_ms:>6.2f} ms  {cost:<26} {line.marks_pct:>9.3f} %  {shares}"
         )
-    return 0
+    return stop.code(0)
 
 
 def _line(assembled: Assembled, runner: Runner, device: torch.device, streams: int, tokens: int, repeats: int) -> Line:
