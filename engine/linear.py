@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from engine.numbers import Int4, Int8, Quantised
 
 Tensor = torch.Tensor
 
@@ -101,3 +104,12 @@ class Packed(Composed):
 
 
 Kernel = Callable[[Tensor, Tensor | None], Linear]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Which of a checkpoint's own numbers are served as they are, and by which product."""
+
+    kernel: Callable[[Quantised, Tensor | None], Linear]
+    kinds: tuple[type[Int8 | Int4], ...]
+    head_kinds: tuple[type[Int8 | Int4], ...]

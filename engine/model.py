@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +37,7 @@ class Decoder:
     """`forward` runs the layers over one step's tokens; `logits` is asked only for the rows that need a next token."""
 
     def __init__(
-        self, config: ModelConfig, embedding: Tensor, layers: list[Layer], norm: Tensor, head: Linear, context: int
+        self, config: ModelConfig, embedding: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear, context: int
     ) -> None:
         self.config = config
         self.embedding = embedding

@@ -121,6 +121,7 @@ class QualityCache:
 @cache
 def _code() -> str:
     """Changes with the code that decides what a scheme costs."""
-    names = ("quantized.py", "kernelchoice.py", "fusedstep.py", *(f"kernels/{name}" for name in (SOURCE, *HEADERS)))
+    names = ("numbers.py", "quantized.py", "kernelchoice.py", "loader.py", "fusedstep.py")
+    kernels = (f"kernels/{name}" for name in (SOURCE, *HEADERS))
     room = files(__package__)
-    return hashlib.sha256(b"".join(room.joinpath(name).read_bytes() for name in names)).hexdigest()
+    return hashlib.sha256(b"".join(room.joinpath(name).read_bytes() for name in (*names, *kernels))).hexdigest()

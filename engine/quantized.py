@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: how they are made from full ones; and their products and full ones', by compiled kernels or by torch alone."""
+"""Products with weights in 8 and 4 bits, and full ones', by compiled kernels or by torch alone."""
 
 from __future__ import annotations
 
@@ -10,103 +10,9 @@ import torch.nn.functional as F
 
 from engine.kernels.native import BLOCK, Kernels, Weights
 from engine.linear import Composed, Kernel
+from engine.numbers import ACTIVATION_GROUP, Int4, Int8, Quantised
 
 Tensor = torch.Tensor
-
-ACTIVATION_GROUP = 32
-"""Activations that share one scale. One scale for a row would be ruled by outliers (the input of a down projection reaches
-30,000 times its mean), one for a tensor would also make a request's answer depend on who else is in the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Int8:
-    """weight = number * step, per group of inputs; numbers -127..127, steps float16.
-
-    With one step for a whole output, perplexity of SmolLM2-135M rose by 0.8 to 1.4 % on the bundled text, with groups of 32 by half.
-    """
-
-    numbers: Tensor  # [outputs, inputs padded to a multiple of the group] int8
-    step: Tensor  # [outputs, groups] float16
-    inputs: int
-
-    @classmethod
-    def of(cls, weight: Tensor, group: int = 32) -> Int8:
-        outputs, inputs = weight.shape
-        groups = F.pad(weight.float(), (0, -inputs % group)).view(outputs, -1, group)
-        step = (groups.abs().amax(dim=2) / 127).half()
-        width = step.float().unsqueeze(2)
-        numbers = torch.round(groups / width.where(width > 0, 1.0)).clamp_(-127, 127)
-        return cls(numbers.to(torch.int8).view(outputs, -1), step, inputs)
-
-    @property
-    def group(self) -> int:
-        return self.numbers.shape[1] // self.step.shape[1]
-
-    def full(self) -> Tensor:
-        """The weights that these numbers stand for, [outputs, inputs] float32."""
-        groups = self.numbers.view(*self.step.shape, -1) * self.step.float().unsqueeze(2)
-        return groups.flatten(1)[:, : self.inputs]
-
-    def packed(self) -> Tensor:
-        """As the kernels read them (see quantized.cpp)."""
-        more = -self.numbers.shape[0] % BLOCK
-        numbers = F.pad(self.numbers, (0, 0, 0, more))
-        blocks, groups = numbers.shape[0] // BLOCK, self.step.shape[1]
-        ordered = numbers.view(blocks, BLOCK, -1, 4).transpose(1, 2).reshape(blocks, groups, -1)
-        return torch.cat([_ranges(self.step, more), ordered.view(torch.uint8)], dim=2)
-
-
-@dataclass(frozen=True, slots=True)
-class Int4:
-    """weight = number * step + least, per group of inputs; numbers 0..15. Step and least value are float16.
-
-    A scale alone (symmetric numbers) ruins small models: perplexity 27 instead of 20 on SmolLM2-135M.
-    """
-
-    numbers: Tensor  # [outputs, inputs padded to a multiple of the group] uint8
-    step: Tensor  # [outputs, groups] float16
-    least: Tensor  # [outputs, groups] float16
-    inputs: int
-
-    @classmethod
-    def of(cls, weight: Tensor, group: int) -> Int4:
-        outputs, inputs = weight.shape
-        # the last group is filled up with its last number, which changes neither its least nor its largest
-        whole = torch.cat([weight.float(), weight[:, -1:].float().expand(outputs, -inputs % group)], dim=1)
-        groups = whole.view(outputs, -1, group)
-        low, high = groups.aminmax(dim=2)
-        step, least = ((high - low) / 15).half(), low.half()
-        width = step.float().unsqueeze(2)
-        numbers = torch.round((groups - least.float().unsqueeze(2)) / width.where(width > 0, 1.0)).clamp_(0, 15)
-        return cls(numbers.to(torch.uint8).view(outputs, -1), step, least, inputs)
-
-    @property
-    def group(self) -> int:
-        return self.numbers.shape[1] // self.step.shape[1]
-
-    def full(self) -> Tensor:
-        """The weights that these numbers stand for, [outputs, inputs] float32."""
-        groups = self.numbers.view(*self.step.shape, -1) * self.step.float().unsqueeze(2)
-        return (groups + self.least.float().unsqueeze(2)).flatten(1)[:, : self.inputs]
-
-    def packed(self) -> Tensor:
-        """As the kernels read them (see quantized.cpp)."""
-        more = -self.numbers.shape[0] % BLOCK
-        numbers = F.pad(self.numbers, (0, 0, 0, more))
-        blocks, groups = numbers.shape[0] // BLOCK, self.step.shape[1]
-        # [block, group of 32, eight times four inputs, output, four inputs]
-        ordered = numbers.view(blocks, BLOCK, -1, 8, 4).permute(0, 2, 3, 1, 4)
-        halves = (ordered[:, :, :4] | ordered[:, :, 4:] << 4).reshape(blocks, groups, -1)
-        return torch.cat([_ranges(self.step, more), _ranges(self.least, more), halves], dim=2)
-
-
-def _ranges(part: Tensor, more: int) -> Tensor:
-    """[outputs, groups] float16 -> [blocks, groups, 32] bytes, with `more` outputs of zeros."""
-    filled = F.pad(part, (0, 0, 0, more))
-    return filled.view(-1, BLOCK, part.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
-
-
-Quantised = Int8 | Int4
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +88,8 @@ class Compiled(Composed):
         bits = {Int8: 8, Int4: 4, Bfloat16: 16, Full: 32}[type(quantised)]
         exact = exact or bits > 8
         assert bits == 32 or not exact or quantised.inputs % ACTIVATION_GROUP == 0
-        weights = Weights(*at, quantised.inputs, padded, outputs, quantised.group, bits, int(exact))
+        in_steps = isinstance(quantised, Int4) and quantised.in_steps
+        weights = Weights(*at, quantised.inputs, padded, outputs, quantised.group, bits, exact, in_steps)
         self._kept = (packed, full_bias, weights)  # the kernels know only addresses
         self.address = ctypes.c_void_p(ctypes.addressof(weights))
         self._kernels = kernels
@@ -274,7 +181,7 @@ class TorchInt4(Composed):
         self.inputs = quantised.inputs
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantised.numbers.int(), 1)
         # the operator's weight is (number - 8) * step + zero
-        zero = quantised.least.float() + 8 * quantised.step.float()
+        zero = quantised.lowest() + 8 * quantised.step.float()
         self.ranges = torch.stack([quantised.step.float(), zero], dim=2).transpose(0, 1).contiguous().bfloat16()
         self.bias = bias
         self.nbytes = self.packed.nbytes + self.ranges.nbytes

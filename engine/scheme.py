@@ -15,8 +15,9 @@ from engine.divergence import measure
 from engine.fusedstep import FusedStep
 from engine.kernelchoice import Choice, choose_kernel, told
 from engine.kernels.native import Kernels, kernels
-from engine.loader import load_decoder, trial_weight
+from engine.loader import full_decoder, load_decoder, trial_numbers, trial_weight
 from engine.model import Decoder
+from engine.numbers import NotKept, Quantised
 from engine.progress import Progress
 from engine.quality import PoorQuality, Quality, QualityCache, fingerprint, text
 
@@ -50,7 +51,7 @@ class Checked:
 
 
 class SchemeLoader:
-    """Loads one checkpoint with full or quantised weights. Full ones are loaded once, and only if something needs them."""
+    """Loads one checkpoint with full or quantised weights. Full ones are loaded once, and only if something needs all of them."""
 
     def __init__(
         self,
@@ -83,11 +84,24 @@ class SchemeLoader:
     def _sample(self) -> torch.Tensor:
         return trial_weight(self._checkpoint, self._dtype, self._device)
 
+    @cached_property
+    def _own(self) -> Quantised | None:
+        """Numbers that the checkpoint holds; None where there are none, or they can't be served here, which is said."""
+        try:
+            numbers = trial_numbers(self._checkpoint)
+            if numbers is not None and self._compiled is None:
+                raise NotKept("no compiled kernels" if self._device.type == "cpu" else f"on {self._device.type}")
+            return numbers
+        except NotKept as reason:
+            self._log(f"the checkpoint's own numbers are widened to full weights: {reason}")
+            return None
+
     def choice(self, scheme: str) -> Choice:
         """The fastest kernel of a scheme here."""
+        sample = self._sample if scheme != "none" or self._own is None else self._own
         compiled = self._compiled
         self._progress("kernels", 0.5, scheme)
-        return choose_kernel(self._sample, self._log, compiled, scheme, self._group)
+        return choose_kernel(sample, self._log, compiled, scheme, self._group)
 
     def load(self, wanted: str) -> Loaded:
         """With the scheme that is wanted. PoorQuality when this model doesn't bear it; `auto` takes the fastest that it bears."""
@@ -114,16 +128,17 @@ class SchemeLoader:
     def check(self, scheme: str, choice: Choice, anew: bool = False) -> Checked:
         """Load with a scheme and say its quality: as remembered for this checkpoint and kernel, or measured."""
         loaded = self._load(scheme, choice)
+        decoder = loaded.decoder
         how = f"{scheme} {self._group} {choice.name} {self._dtype}"
         cache = QualityCache(fingerprint(self._path))
         quality = None if anew else cache.get(scheme, how)
         if quality is None:
             tokens = self._checkpoint.tokenizer().encode(text())
-            quality = measure(
-                scheme, self.full.decoder, loaded.decoder, tokens, lambda done: self._progress("quality", done)
-            )
+            # never both models whole in memory, unless the full one is there anyway
+            full = self.full.decoder if "full" in vars(self) else full_decoder(self._checkpoint, decoder)
+            quality = measure(scheme, full, decoder, tokens, lambda done: self._progress("quality", done))
             cache.put(quality, how)
-        checked = Checked(Loaded(loaded.decoder, choice, quality), quality)
+        checked = Checked(Loaded(decoder, choice, quality), quality)
         self._log(checked.line())
         return checked
 
@@ -143,6 +158,8 @@ class SchemeLoader:
             progress,
             choice.kernel,
             choice.head,
+            choice.keep,
+            self._log,
         )
         if choice.compiled is not None and CompiledAttention.suits(decoder.config, self._dtype):
             decoder.attention = CompiledAttention(decoder.config, choice.compiled)

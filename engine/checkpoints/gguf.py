@@ -1,4 +1,6 @@
-"""Weights, shape and tokenizer from one GGUF file. Quantised tensors are dequantised to float32 by the `gguf` library."""
+"""Weights, shape and tokenizer from one GGUF file. Quantised tensors are dequantised to float32 by the `gguf` library, or kept as the
+numbers that they are stored in.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from engine.chat import ChatTemplate
 from engine.checkpoints.ggufconfig import from_gguf
 from engine.checkpoints.ggufvocab import build_tokenizer
 from engine.modelconfig import ModelConfig, UnsupportedModel
+from engine.numbers import Int4, Int8, NotKept, Quantised
 from engine.tokenizer import Tokenizer
 
 _NAMES = {
@@ -38,6 +41,11 @@ _POST_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 """Where they differ in models that have norms after attention and MLP, too."""
+
+
+FULL = tuple(gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "F64"))
+BLOCK = 32
+"""Weights that share a step in Q8_0, Q4_0 and Q4_1."""
 
 
 def gguf_name(name: str, post_norms: bool) -> str:
@@ -80,12 +88,23 @@ class GGUFFile:
         stored = self._tensors[gguf_name(name, self.config.post_norms)]
         numbers = gguf.dequantize(stored.data, stored.tensor_type)
         values = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
+        return self._in_order(name, values)
+
+    def numbers(self, name: str) -> Quantised | None:
+        stored = self._tensors[gguf_name(name, self.config.post_norms)]
+        if stored.tensor_type in FULL:
+            return None
+        kept = _kept(stored)
+        return kept.reordered(lambda rows: self._in_order(name, rows))
+
+    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of a matrix in Hugging Face's order."""
         if self.config.family in ("llama", "mistral"):
             if ".q_proj." in name:
-                return _ungroup(values, self.config.num_heads)
+                return _ungroup(rows, self.config.num_heads)
             if ".k_proj." in name:
-                return _ungroup(values, self.config.num_kv_heads)
-        return values
+                return _ungroup(rows, self.config.num_kv_heads)
+        return rows
 
     def tokenizer(self) -> Tokenizer:
         inner = build_tokenizer(self.metadata, self.path)
@@ -101,6 +120,26 @@ class GGUFFile:
     def _end_tokens(self, inner: tokenizers.Tokenizer) -> frozenset[int]:
         keys = ("eos_token_id", "eot_token_id", "eom_token_id")
         return frozenset(self.metadata[f"tokenizer.ggml.{k}"] for k in keys if f"tokenizer.ggml.{k}" in self.metadata)
+
+
+def _kept(stored: gguf.ReaderTensor) -> Quantised:
+    """The numbers of a quantised matrix. A block is a step (float16), in Q4_1 a least value (float16), then 32 numbers: bytes, or
+    sixteen bytes with the first sixteen numbers in their low halves and the others in the high ones (ggml-common.h).
+    """
+    kinds = gguf.GGMLQuantizationType
+    if stored.tensor_type not in (kinds.Q8_0, kinds.Q4_0, kinds.Q4_1):
+        raise NotKept(f"of type {stored.tensor_type.name}")
+    outputs = stored.data.shape[0]
+    blocks = torch.from_numpy(stored.data.copy()).view(outputs, -1, gguf.GGML_QUANT_SIZES[stored.tensor_type][1])
+    inputs = blocks.shape[1] * BLOCK
+    step = blocks[..., :2].contiguous().view(torch.float16).squeeze(2)
+    if stored.tensor_type == kinds.Q8_0:
+        return Int8(blocks[..., 2:].contiguous().view(torch.int8).view(outputs, inputs), step, inputs)
+    packed = blocks[..., -16:]
+    numbers = torch.cat([packed & 15, packed >> 4], dim=2).view(outputs, inputs)
+    if stored.tensor_type == kinds.Q4_0:
+        return Int4(numbers, step, torch.full_like(step, -8), inputs, in_steps=True)
+    return Int4(numbers, step, blocks[..., 2:4].contiguous().view(torch.float16).squeeze(2), inputs)
 
 
 def _ungroup(weight: torch.Tensor, heads: int) -> torch.Tensor:

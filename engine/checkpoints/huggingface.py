@@ -12,8 +12,9 @@ from safetensors import safe_open
 
 from engine.chat import ChatTemplate
 from engine.checkpoints.hfconfig import from_huggingface
-from engine.checkpoints.packed import Packing
+from engine.checkpoints.packed import PackedMatrix, Packing
 from engine.modelconfig import ModelConfig, UnsupportedModel
+from engine.numbers import Quantised
 from engine.tokenizer import Tokenizer
 
 
@@ -70,17 +71,21 @@ class HuggingFaceFolder:
         return name in self._files or self._packed(name) is not None
 
     def tensor(self, name: str) -> torch.Tensor:
-        whole = None if name in self._files else self._packed(name)
-        if whole is None or self.packing is None:
-            return self._stored(name)
-        return self.packing.weight(
-            whole, lambda part: self._stored(f"{whole}.{part}") if f"{whole}.{part}" in self._files else None
-        )
+        packed = self._packed(name)
+        return self._stored(name) if packed is None else packed.weight()
 
-    def _packed(self, name: str) -> str | None:
+    def numbers(self, name: str) -> Quantised | None:
+        packed = self._packed(name)
+        return None if packed is None else packed.kept()
+
+    def _packed(self, name: str) -> PackedMatrix | None:
         """The matrix of which `name` is the weight, if it is a packed one."""
         whole = name.removesuffix(".weight")
-        return whole if self.packing is not None and whole != name and f"{whole}.qweight" in self._files else None
+        if self.packing is None or name in self._files or whole == name or f"{whole}.qweight" not in self._files:
+            return None
+        return self.packing.matrix(
+            whole, lambda part: self._stored(f"{whole}.{part}") if f"{whole}.{part}" in self._files else None
+        )
 
     def _stored(self, name: str) -> torch.Tensor:
         path = self._files[name]

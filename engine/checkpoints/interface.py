@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.modelconfig import ModelConfig
+from engine.numbers import Quantised
 from engine.tokenizer import Tokenizer
 
 
@@ -19,5 +20,10 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor in its stored precision (quantised ones as float32). KeyError when there is none of that name."""
+
+    def numbers(self, name: str) -> Quantised | None:
+        """The numbers of 8 or 4 bits that the matrix is stored in, which stand for exactly what `tensor` gives; None when it is
+        stored in full precision. NotKept when they are of a kind that this engine only widens. KeyError as for `tensor`.
+        """
 
     def tokenizer(self) -> Tokenizer: ...

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from engine.modelconfig import UnsupportedModel
+from engine.numbers import ACTIVATION_GROUP, Int4, Int8, NotKept, Quantised, half_steps
 
 Tensor = torch.Tensor
 
@@ -49,8 +51,8 @@ class Packing:
             raise UnsupportedModel(f"{method} weights in the form {form!r} are not supported")
         return cls(method, bits, group, int(form == "gptq"))
 
-    def weight(self, name: str, part: Callable[[str], Tensor | None]) -> Tensor:
-        """[outputs, inputs] float32 of the matrix `name`; `part("qweight")` and so on are its parts. UnsupportedModel if they don't fit."""
+    def matrix(self, name: str, part: Callable[[str], Tensor | None]) -> PackedMatrix:
+        """The matrix `name`; `part("qweight")` and so on are its parts. UnsupportedModel if they don't fit."""
         packed, zeros, step = (self._needed(name, part, what) for what in ("qweight", "qzeros", "scales"))
         if self.method == "awq":
             numbers = _from_columns(packed, self.bits, AWQ_ORDER)
@@ -66,13 +68,14 @@ class Packing:
                 f"{name}: scales {list(step.shape)} and zeros {list(zero.shape)} don't fit {inputs} inputs in groups of {group} "
                 f"and {outputs} outputs"
             )
+        in_order = torch.arange(inputs) // group
         of_input = part("g_idx") if self.method == "gptq" else None
         if of_input is None:
-            of_input = torch.arange(inputs) // group
+            of_input = in_order
         elif of_input.shape != (inputs,) or not 0 <= int(of_input.min()) <= int(of_input.max()) < groups:
             raise UnsupportedModel(f"{name}: g_idx doesn't name one of the {groups} groups for each of {inputs} inputs")
         of_input = of_input.long()
-        return (step.float()[of_input] * (numbers - zero[of_input])).T.contiguous()
+        return PackedMatrix(self.bits, group, numbers, zero, step, of_input, torch.equal(of_input, in_order))
 
     @staticmethod
     def _needed(name: str, part: Callable[[str], Tensor | None], what: str) -> Tensor:
@@ -84,6 +87,44 @@ class Packing:
                 f"{name}.{what}: {tensor.dtype} of shape {list(tensor.shape)}, expected two dimensions"
             )
         return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """One matrix, unpacked to whole numbers."""
+
+    bits: int
+    group: int
+    numbers: Tensor  # [inputs, outputs] int32
+    zero: Tensor  # [groups, outputs] int32
+    step: Tensor  # [groups, outputs]
+    of_input: Tensor  # [inputs] int64: the group of each
+    in_order: bool  # groups are neighbours
+
+    def weight(self) -> Tensor:
+        """[outputs, inputs] float32 of what the numbers stand for."""
+        return (self.step.float()[self.of_input] * self._from_zero()).T.contiguous()
+
+    def kept(self) -> Quantised:
+        """The numbers as the kernels take them. NotKept where their groups, steps or sizes are others."""
+        inputs = self.numbers.shape[0]
+        group = self.group if self.group < inputs else -(-inputs // ACTIVATION_GROUP) * ACTIVATION_GROUP
+        if not self.in_order:
+            raise NotKept("groups of inputs that are not neighbours (g_idx)")
+        if group % ACTIVATION_GROUP:
+            raise NotKept(f"groups of {group}")
+        step, padding = half_steps(self.step).T.contiguous(), (0, -inputs % group)
+        if self.bits == 4:
+            least = (-self.zero).half().T.contiguous()
+            return Int4(F.pad(self.numbers.T.to(torch.uint8), padding), step, least, inputs, in_steps=True)
+        numbers = self._from_zero()
+        low, high = numbers.aminmax()
+        if low < -128 or high > 127:
+            raise NotKept("8 bits around another zero than the middle")
+        return Int8(F.pad(numbers.T.to(torch.int8), padding), step, inputs)
+
+    def _from_zero(self) -> Tensor:
+        return self.numbers - self.zero[self.of_input]
 
 
 def _from_columns(packed: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:

@@ -81,20 +81,31 @@ AVX512 inline __m512 range_wide(const uint8_t* at) {
 
 AVX2 inline __m256 range_narrow(const uint8_t* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 
+// Whole least values times a step have at most 15 significant bits: exact, too.
+AVX512 inline __m512 least_wide(const Weights& w, const uint8_t* at, __m512 step) {
+    __m512 least = range_wide(at);
+    return w.in_steps ? _mm512_mul_ps(least, step) : least;
+}
+
+AVX2 inline __m256 least_narrow(const Weights& w, const uint8_t* at, __m256 step) {
+    __m256 least = range_narrow(at);
+    return w.in_steps ? _mm256_mul_ps(least, step) : least;
+}
+
 // R rows by 16 x B outputs, whose blocks lie `size` bytes apart.
 template <int BITS, int R, int B>
-AVX512 void exact_wide(const uint8_t* w, int64_t size, int64_t inputs, int64_t group, const float* x, int64_t stride, float* sums) {
+AVX512 void exact_wide(const Weights& weights, const uint8_t* w, int64_t size, const float* x, int64_t stride, float* sums) {
     __m512 f[R][B], step[B], least[B], wide[B][GROUP];
     for (int b = 0; b < B; b++) {
         step[b] = least[b] = _mm512_setzero_ps();
         for (int r = 0; r < R; r++) f[r][b] = _mm512_setzero_ps();
     }
-    int64_t per_group = group / GROUP;
-    for (int64_t g = 0; g < inputs / GROUP; g++, w += piece_bytes(BITS), x += GROUP) {
+    int64_t per_group = weights.group / GROUP;
+    for (int64_t g = 0; g < weights.inputs / GROUP; g++, w += piece_bytes(BITS), x += GROUP) {
         if (BITS != 16 && g % per_group == 0) {
             for (int b = 0; b < B; b++) {
                 step[b] = range_wide(w + b * size);
-                if (BITS == 4) least[b] = range_wide(w + b * size + 32);
+                if (BITS == 4) least[b] = least_wide(weights, w + b * size + 32, step[b]);
             }
             w += range_bytes(BITS);
         }
@@ -129,16 +140,16 @@ AVX512 void exact_wide(const uint8_t* w, int64_t size, int64_t inputs, int64_t g
 
 // R rows by 16 outputs.
 template <int BITS, int R>
-AVX2 void exact_narrow(const uint8_t* w, int64_t, int64_t inputs, int64_t group, const float* x, int64_t stride, float* sums) {
-    int64_t per_group = group / GROUP;
+AVX2 void exact_narrow(const Weights& weights, const uint8_t* w, int64_t, const float* x, int64_t stride, float* sums) {
+    int64_t per_group = weights.group / GROUP;
     for (int64_t half = 0; half < 2; half++) {
         const uint8_t* piece = w;
         __m256 f[R], step = _mm256_setzero_ps(), least = step;
         for (int r = 0; r < R; r++) f[r] = _mm256_setzero_ps();
-        for (int64_t g = 0; g < inputs / GROUP; g++, piece += piece_bytes(BITS)) {
+        for (int64_t g = 0; g < weights.inputs / GROUP; g++, piece += piece_bytes(BITS)) {
             if (BITS != 16 && g % per_group == 0) {
                 step = range_narrow(piece + half * 16);
-                if (BITS == 4) least = range_narrow(piece + 32 + half * 16);
+                if (BITS == 4) least = least_narrow(weights, piece + 32 + half * 16, step);
                 piece += range_bytes(BITS);
             }
 #pragma GCC unroll 8
@@ -155,7 +166,7 @@ AVX2 void exact_narrow(const uint8_t* w, int64_t, int64_t inputs, int64_t group,
     }
 }
 
-using ExactKernel = void (*)(const uint8_t*, int64_t, int64_t, int64_t, const float*, int64_t, float*);
+using ExactKernel = void (*)(const Weights&, const uint8_t*, int64_t, const float*, int64_t, float*);
 
 template <int BITS>
 ExactKernel exact_kernel(bool wide, int64_t rows) {
@@ -169,14 +180,14 @@ ExactKernel exact_kernel(bool wide, int64_t rows) {
 
 // One block as full.h wants it: [inputs, 16] floats.
 template <int BITS>
-AVX2 void widen_block(const uint8_t* piece, int64_t inputs, int64_t group, float* out) {
-    int64_t per_group = group / GROUP;
+AVX2 void widen_block(const Weights& weights, const uint8_t* piece, float* out) {
+    int64_t per_group = weights.group / GROUP;
     __m256 step[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, least[2] = {step[0], step[0]};
-    for (int64_t g = 0; g < inputs / GROUP; g++, piece += piece_bytes(BITS)) {
+    for (int64_t g = 0; g < weights.inputs / GROUP; g++, piece += piece_bytes(BITS)) {
         if (BITS != 16 && g % per_group == 0) {
             for (int half = 0; half < 2; half++) {
                 step[half] = range_narrow(piece + half * 16);
-                if (BITS == 4) least[half] = range_narrow(piece + 32 + half * 16);
+                if (BITS == 4) least[half] = least_narrow(weights, piece + 32 + half * 16, step[half]);
             }
             piece += range_bytes(BITS);
         }
@@ -205,11 +216,11 @@ void multiply_exact(bool wide, const float* x, int64_t stride, int64_t rows, con
         if (rows <= most * PASSES && blocks == together) {
             for (int64_t row = 0; row < rows; row += most) {
                 int64_t now = std::min(most, rows - row);
-                exact_kernel<BITS>(wide, now)(at, size, w.inputs, w.group, x + row * stride, stride, sums);
+                exact_kernel<BITS>(wide, now)(w, at, size, x + row * stride, stride, sums);
                 for (int64_t r = 0; r < now; r++) finish(out, row + r, block * BLOCK, blocks * BLOCK, sums + r * blocks * BLOCK);
             }
         } else {
-            for (int64_t b = 0; b < blocks; b++) widen_block<BITS>(at + b * size, w.inputs, w.group, room + b * BLOCK * w.inputs);
+            for (int64_t b = 0; b < blocks; b++) widen_block<BITS>(w, at + b * size, room + b * BLOCK * w.inputs);
             multiply_floats(wide, room, x, stride, rows, out, block, blocks);
         }
         block += blocks;

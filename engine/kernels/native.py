@@ -29,6 +29,7 @@ class Weights(ctypes.Structure):
         ("group", ctypes.c_int64),
         ("bits", ctypes.c_int64),
         ("exact", ctypes.c_int64),
+        ("in_steps", ctypes.c_int64),
     )
 
 

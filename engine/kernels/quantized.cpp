@@ -6,8 +6,8 @@
 // neither on the other rows, nor on the number of threads, and only by rounding on the instructions that are there.
 //
 // Weights lie in blocks of 16 outputs. A block holds, for every four inputs, 16 x 4 bytes: one 512-bit or two 256-bit loads.
-// Before each group stand its 16 scales (float16), and with 4 bits 16 least values. 4-bit groups then have 256 bytes for every
-// 32 inputs: byte i of these has weight i of the 8-bit order in its low half and weight i + 256 in its high half.
+// Before each group stand its 16 scales (float16), and with 4 bits 16 least values, as such or counted in scales. 4-bit groups
+// then have 256 bytes for every 32 inputs: byte i has weight i of the 8-bit order in its low half and i + 256 in its high half.
 
 #include <immintrin.h>
 
@@ -43,6 +43,7 @@ struct Weights {
     int64_t group;  // multiple of 32
     int64_t bits;   // 4, 8, 16 (bfloat16) or 32 (float32)
     int64_t exact;  // activations stay float32: always so with 16 and 32 bits
+    int64_t in_steps;  // with 4 bits: least values are counted in scales
 };
 }
 
@@ -244,16 +245,17 @@ AVX2 void tile8_avx2(const uint8_t* block, int64_t half, const Quantised& in, in
 
 // Weights are 0..15: eight products of pairs (at most 8 x 2 x 15 x 127) fit into 16 bits before they must be widened.
 template <int R>
-AVX2 void tile4_avx2(const uint8_t* block, int64_t half, const Quantised& in, int64_t group, int64_t row, float sums[R][8]) {
+AVX2 void tile4_avx2(const uint8_t* block, int64_t half, const Quantised& in, const Weights& w, int64_t row, float sums[R][8]) {
     __m256 f[R];
     for (int r = 0; r < R; r++) f[r] = _mm256_setzero_ps();
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    int64_t per_group = group / GROUP;
+    int64_t per_group = w.group / GROUP;
     __m256 wide = _mm256_setzero_ps(), least = wide;
     for (int64_t g = 0; g < in.groups; g++) {
         if (g % per_group == 0) {
             wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + half * 16)));
             least = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 32 + half * 16)));
+            if (w.in_steps) least = _mm256_mul_ps(least, wide);
             block += 64;
         }
         __m256i sum[R];
@@ -285,7 +287,7 @@ AVX2 void rows_avx2(const Output& out, const Quantised& in, const uint8_t* block
         if (out.w.bits == 8)
             tile8_avx2<R>(block, half, in, out.w.group, row, sums);
         else
-            tile4_avx2<R>(block, half, in, out.w.group, row, sums);
+            tile4_avx2<R>(block, half, in, out.w, row, sums);
         for (int r = 0; r < R; r++) finish(out, row + r, column + half * 8, 8, sums[r]);
     }
 }
@@ -324,16 +326,17 @@ VNNI void tile8_vnni(const uint8_t* block, const Quantised& in, int64_t group, i
 }
 
 template <int R>
-VNNI void tile4_vnni(const uint8_t* block, const Quantised& in, int64_t group, int64_t row, float sums[R][16]) {
+VNNI void tile4_vnni(const uint8_t* block, const Quantised& in, const Weights& w, int64_t row, float sums[R][16]) {
     __m512 f[R];
     for (int r = 0; r < R; r++) f[r] = _mm512_setzero_ps();
     const __m512i low = _mm512_set1_epi8(15);
-    int64_t per_group = group / GROUP;
+    int64_t per_group = w.group / GROUP;
     __m512 wide = _mm512_setzero_ps(), least = wide;
     for (int64_t g = 0; g < in.groups; g++) {
         if (g % per_group == 0) {
             wide = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block)));
             least = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 32)));
+            if (w.in_steps) least = _mm512_mul_ps(least, wide);
             block += 64;
         }
         __m512i sum[R];
@@ -363,7 +366,7 @@ VNNI void rows_vnni(const Output& out, const Quantised& in, const uint8_t* block
     if (out.w.bits == 8)
         tile8_vnni<R>(block, in, out.w.group, row, sums);
     else
-        tile4_vnni<R>(block, in, out.w.group, row, sums);
+        tile4_vnni<R>(block, in, out.w, row, sums);
     for (int r = 0; r < R; r++) finish(out, row + r, column, 16, sums[r]);
 }
 

@@ -87,8 +87,9 @@ void pairscope_step(int level, const StepModel* model, StepBatch* given, int thr
     for (int64_t g = 0; g < batch.num_groups; g++)
         room = std::max(room, attention_room(batch.groups[g].blocks * m.block_size));
     size_t scratch = 0;
-    for (const Weights* w : {m.layers->qkv, m.layers->attention_out, m.layers->gate_up, m.layers->down})
-        scratch = std::max(scratch, product_bytes(rows, *w, threads));
+    for (const StepLayer* layer = m.layers; layer < m.layers + m.num_layers; layer++)  // layers may hold different kinds of weights
+        for (const Weights* w : {layer->qkv, layer->attention_out, layer->gate_up, layer->down})
+            scratch = std::max(scratch, product_bytes(rows, *w, threads));
     scratch = (scratch + 63) / 64 * 64;
     int64_t floats = rows * std::max(stride + q_width, 2 * m.intermediate) + room * std::max(threads, 1) + 16;
     char* bytes = memory.at_least(scratch + floats * sizeof(float));

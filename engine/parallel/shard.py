@@ -9,6 +9,7 @@ import torch
 
 from engine.checkpoints.interface import Checkpoint
 from engine.modelconfig import ModelConfig
+from engine.numbers import NotKept, Quantised
 from engine.settings import SettingsError
 from engine.tokenizer import Tokenizer
 
@@ -73,6 +74,12 @@ class ShardedCheckpoint:
         cut = self._cut(name)
         tensor = self.whole.tensor(name)
         return tensor if cut is None else cut(tensor)
+
+    def numbers(self, name: str) -> Quantised | None:
+        """NotKept where there are any: a rank's share of the inputs may begin within a group."""
+        if self.whole.numbers(name) is not None:
+            raise NotKept("of a model that is split over ranks")
+        return None
 
     def _cut(self, name: str) -> Callable[[Tensor], Tensor] | None:
         layer, _, kind = name.rpartition(".")

@@ -87,8 +87,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Widths of heads as transformers takes them for given when it reads these files."""
 
 
-def write_gguf(path: Path, family: str, extra: Callable[[gguf.GGUFWriter], None], quantised: bool = False) -> Path:
-    """A tiny checkpoint as a GGUF file, by the writer that converters use."""
+def write_gguf(
+    path: Path,
+    family: str,
+    extra: Callable[[gguf.GGUFWriter], None],
+    kind_of: Callable[[str], str | None] = lambda name: None,
+) -> Path:
+    """A tiny checkpoint as a GGUF file, by the writer that converters use. `kind_of` says how a matrix is quantised."""
+    quantised = kind_of("model.embed_tokens.weight") is not None
     changes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96} if quantised else SHAPES.get(family, {})
     gemma = family.startswith("gemma")
     model_type = "gemma3_text" if family == "gemma3" else family
@@ -138,8 +144,8 @@ def write_gguf(path: Path, family: str, extra: Callable[[gguf.GGUFWriter], None]
             tensor = tensor + 1  # converters add what the model would
         data = tensor.numpy()
         kind = None
-        if quantised and tensor.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
+        if tensor.ndim == 2 and (named := kind_of(name)) is not None:
+            kind = gguf.GGMLQuantizationType[named]
             data = gguf.quantize(data, kind)
         writer.add_tensor(f"{layer}{names[part]}.{suffix}", np.ascontiguousarray(data), raw_dtype=kind)
     extra(writer)
@@ -216,7 +222,7 @@ def test_a_gguf_file_gives_the_logits_of_transformers(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    path = write_gguf(tmp_path / "tiny.gguf", family, vocabulary, quantised)
+    path = write_gguf(tmp_path / "tiny.gguf", family, vocabulary, lambda name: "Q8_0" if quantised else None)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
     tokens = torch.randint(0, 250, (1, 50), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():

@@ -32,9 +32,9 @@ def along_rows(numbers: torch.Tensor, bits: int, places: tuple[int, ...] | None 
     return torch.tensor(rows, dtype=torch.int32)
 
 
-def packed_folder(folder: Path, stated: dict[str, Any], shuffled: bool = False) -> tuple[Path, Path]:
+def packed_folder(folder: Path, stated: dict[str, Any], shuffled: bool = False, **changes: Any) -> tuple[Path, Path]:
     """A checkpoint whose matrices are packed, and one with the full weights that these stand for."""
-    plain = write_checkpoint(folder / "plain", seed=4)
+    plain = write_checkpoint(folder / "plain", seed=4, **changes)
     bits, group = stated["bits"], stated["group_size"]
     less = 1 if stated["quant_method"] == "gptq" and stated.get("checkpoint_format") != "gptq_v2" else 0
     generator = torch.Generator().manual_seed(1)
@@ -48,6 +48,8 @@ def packed_folder(folder: Path, stated: dict[str, Any], shuffled: bool = False) 
         groups = -(-inputs // size)
         numbers = torch.randint(0, 1 << bits, (inputs, outputs), generator=generator)
         zeros = torch.randint(0, 1 << bits, (groups, outputs), generator=generator)
+        if stated.get("sym"):
+            zeros.fill_(1 << bits - 1)
         step = (torch.rand(groups, outputs, generator=generator) * 0.02 * 16 / (1 << bits) + 0.001).half()
         of_input = torch.arange(inputs) // size
         if shuffled:
@@ -69,7 +71,7 @@ def packed_folder(folder: Path, stated: dict[str, Any], shuffled: bool = False) 
             ]
         )
     save_file(full, plain / "model.safetensors", metadata={"format": "pt"})
-    packed = write_checkpoint(folder / "packed", seed=4, quantization_config=stated)
+    packed = write_checkpoint(folder / "packed", seed=4, quantization_config=stated, **changes)
     save_file(kept, packed / "model.safetensors", metadata={"format": "pt"})
     return packed, plain
 
@@ -100,7 +102,7 @@ def test_the_numbers_of_an_awq_word_go_to_every_other_output() -> None:
     word = torch.tensor([[0x76543210]], dtype=torch.int32)
     parts = {"qweight": word, "qzeros": torch.zeros(1, 1, dtype=torch.int32), "scales": torch.ones(1, 8)}
     packing = Packing.of({"quant_method": "awq", "bits": 4, "group_size": -1})
-    assert packing.weight("m", parts.get).flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert packing.matrix("m", parts.get).weight().flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def test_figures_are_those_of_the_definition(folder: Path) -> None:
 
 
 def _probabilities(decoder: Decoder, ids: list[int]) -> torch.Tensor:
-    from engine.divergence import _log_probabilities
+    from engine.divergence import _hidden_states, _log_probabilities
 
-    return _log_probabilities(decoder, ids).double().exp()
+    return _log_probabilities(decoder, _hidden_states(decoder, [ids])[0]).double().exp()
 
 
 @pytest.mark.parametrize(

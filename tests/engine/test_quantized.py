@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from engine.kernels.native import Kernels, kernels
 from engine.kvstore import KVStore, PlainLayer
 from engine.linear import Linear, Plain
 from engine.loader import load_decoder
-from engine.quantized import Compiled, Int4, Int8, Quantised, TorchInt4, TorchInt8, Widened, grouped
+from engine.numbers import Int4, Int8, Quantised
+from engine.quantized import Compiled, TorchInt4, TorchInt8, Widened, grouped
 from engine.request import Request, Sampling
 from engine.scheduler import Row, StepPlan
 from tests.engine.checkpoints import write_checkpoint
@@ -47,7 +49,12 @@ def activations(rows: int, inputs: int) -> torch.Tensor:
 
 
 def schemes(weight: torch.Tensor) -> list[Quantised]:
-    return [scheme.of(weight, group) for scheme in (Int8, Int4) for group in (32, 64, 128)]
+    made: list[Quantised] = [scheme.of(weight, group) for scheme in (Int8, Int4) for group in (32, 64, 128)]
+    lowest = Int8.of(weight)
+    made.append(replace(lowest, numbers=lowest.numbers.where(lowest.numbers != 127, -128)))
+    counted = Int4.of(weight, 64)
+    zero = torch.arange(counted.least.numel()).view(counted.least.shape) % 16
+    return [*made, replace(counted, least=-zero.half(), in_steps=True)]
 
 
 def exactly(x: torch.Tensor, quantised: Quantised, bias: torch.Tensor) -> torch.Tensor:
