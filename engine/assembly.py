@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from engine.contiguous import ContiguousPool
 from engine.core import Engine, StepRunner
 from engine.draft import Proposer
 from engine.draftmodel import DraftModel, load_draft
+from engine.graphs import Size, capture_all, capturer_of, graph_bytes, sizes_of
 from engine.kvstore import KVStore, bytes_per_token
 from engine.model import Decoder
 from engine.modelconfig import ModelConfig
@@ -70,6 +71,9 @@ class Share:
     num_blocks: int
     host_blocks: int
     threads: int
+    sizes: Sequence[
+        Size
+    ] = ()  # of decoding steps that are to be captured; then the cache has a block more than the pool
 
 
 def assemble(settings: EngineSettings, progress: Progress, log: Callable[[str], None]) -> Assembled:
@@ -129,14 +133,30 @@ def load_share(
         progress("cache", 0.0)
         attend_by(loaded.decoder, attention)
         token_bytes = bytes_per_token(config, dtype, int8)
-        num_blocks = choose_blocks(settings, token_bytes + draft_token_bytes, device)
+        sizes = sizes_of(settings.max_seqs, context, settings.block_size, loaded.decoder.attention.gathers)
+        graph_room = room_for_graphs(settings, loaded.decoder, sizes, int8, log)
+        num_blocks = choose_blocks(settings, token_bytes + draft_token_bytes, device, graph_room or 0)
         host_blocks = choose_host_blocks(settings, token_bytes)
         if group is not None:
             num_blocks, host_blocks = group.least(num_blocks), group.least(host_blocks)
-        cache = KVStore(config, num_blocks, settings.block_size, dtype, device, int8, host_blocks)
+        spare = 0 if graph_room is None else 1  # the last block is for rows that only fill up a captured step
+        cache = KVStore(config, num_blocks + spare, settings.block_size, dtype, device, int8, host_blocks)
     # A request never outgrows the pool, so that the last one running can always finish.
     context = min(context, num_blocks * settings.block_size)
-    return Share(loaded, cache, context, num_blocks, host_blocks, threads if device.type == "cpu" else 1)
+    threads = threads if device.type == "cpu" else 1
+    return Share(loaded, cache, context, num_blocks, host_blocks, threads, sizes if spare else ())
+
+
+def room_for_graphs(
+    settings: EngineSettings, decoder: Decoder, sizes: Sequence[Size], int8: bool, log: Callable[[str], None]
+) -> int | None:
+    """Bytes that captured decoding steps will take; None where none are to be captured, or can be."""
+    device, dtype = decoder.embedding.device, decoder.embedding.dtype
+    if (capturer := capturer_of(settings, device)) is None:
+        return None
+    return graph_bytes(
+        decoder, KVStore(decoder.config, 1, settings.block_size, dtype, device, int8), sizes, capturer, log
+    )
 
 
 def attend_by(decoder: Decoder, attention: Attention | None) -> None:
@@ -172,10 +192,11 @@ def _assembled(
     usual_budget = 256 if device.type == "cpu" else 2048
     scheduler = make_scheduler(settings, share.num_blocks, share.host_blocks, share.context, usual_budget)
     clock = stage_clock(device) if settings.stage_timers else None
-    runner: StepRunner = Runner(decoder, cache, ThreadChooser(share.threads), clock)
+    runner = Runner(decoder, cache, ThreadChooser(share.threads), clock)
+    steps: StepRunner = LeadingRunner(runner, ranks) if ranks else runner
     engine = Engine(
         scheduler,
-        LeadingRunner(runner, ranks) if ranks else runner,
+        steps,
         cost_of(decoder, cache),
         EngineStats(started_s=time.monotonic(), peaks=peaks),
         tokenizer.end_tokens,
@@ -184,6 +205,9 @@ def _assembled(
     )
     warm_up(engine, config.vocab, lambda done: progress("warm-up", done))
     scheduler.pool.forget()
+    if share.sizes and (capturer := capturer_of(settings, device)) is not None:
+        # after warming up: steps that went one by one have said how a step's time is shared out over its stages
+        runner.graphs = capture_all(decoder, cache, share.num_blocks, share.sizes, capturer, log)
     stages = nothing() if settings.stage_timers else None
     engine.stats = EngineStats(
         started_s=time.monotonic(), peaks=peaks, stage_seconds=stages
@@ -281,17 +305,20 @@ def choose_host_blocks(settings: EngineSettings, token_bytes: int) -> int:
     return max(1, int(settings.swap_memory_gib * 2**30) // (token_bytes * settings.block_size))
 
 
-def choose_blocks(settings: EngineSettings, token_bytes: int, device: torch.device) -> int:
-    """How many KV blocks fit. SettingsError when not even one sequence of two blocks does."""
+def choose_blocks(settings: EngineSettings, token_bytes: int, device: torch.device, kept_bytes: int = 0) -> int:
+    """How many KV blocks fit where `kept_bytes` are for something else. SettingsError when not even one sequence of two blocks
+    does.
+    """
     if settings.kv_blocks is not None:
         return settings.kv_blocks
     block_bytes = token_bytes * settings.block_size
     if settings.kv_memory_gib is not None:
         room = int(settings.kv_memory_gib * 2**30)
     elif device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
+        torch.cuda.empty_cache()  # what loading and trials have left over
+        room = int((torch.cuda.mem_get_info(device)[0] - kept_bytes) * CUDA_KV_SHARE)
     else:
-        room = min(int(DEFAULT_KV_GIB * 2**30), psutil.virtual_memory().available // 2)
+        room = min(int(DEFAULT_KV_GIB * 2**30), psutil.virtual_memory().available // 2) - kept_bytes
     if room < 2 * block_bytes:
         raise SettingsError(
             f"kv_memory_gib: {room / 2**30:.3f} GiB hold less than two KV blocks of {block_bytes / 2**20:.1f} MiB; give it more"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
 from engine.accounting import ModelCost
 from engine.batch import build
 from engine.core import OutOfMemory, StepResult
+from engine.graphs import DecodeGraphs
 from engine.kvstore import KVStore
 from engine.model import Decoder
 from engine.scheduler import Row, StepPlan
@@ -25,6 +27,7 @@ class Runner:
         self.clock = decoder.clock = clock or Untimed()
         self.cache = cache
         self.threads = threads
+        self.graphs: DecodeGraphs | None = None
         self._device = decoder.embedding.device
         self._dtype = decoder.embedding.dtype
 
@@ -56,6 +59,9 @@ class Runner:
         return StepResult(chosen, seconds, self.clock.take(seconds))
 
     def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
+        if self.graphs is not None and (logits := self.graphs.logits(plan.rows)) is not None:
+            self.clock.in_one_piece()
+            return self._chosen(logits, plan.rows)
         decoder, size = self.decoder, self.cache.block_size
         batch = build(
             plan,
@@ -74,6 +80,16 @@ class Runner:
         if batch.sampled is not None:
             x = x.index_select(0, batch.sampled)
         chosen = choose(self.decoder.logits(x), rows)
+        self.clock.mark(Stage.SAMPLE)
+        return chosen
+
+    def _chosen(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[tuple[Row, int], ...]:
+        """Of rows of one token: the next token of each that samples."""
+        sampled = [number for number, row in enumerate(rows) if row.samples]
+        if not sampled:
+            return ()
+        wanted = logits if len(sampled) == len(rows) else logits[sampled]
+        chosen = choose(wanted, [rows[number] for number in sampled])
         self.clock.mark(Stage.SAMPLE)
         return chosen
 

@@ -30,6 +30,7 @@ class EngineSettings:
     quantize: str = "none"  # weights: none, int8, int4, auto (the fastest that this model bears; CPU only)
     quantize_group: int = 32  # quantised weights that share a range: 32, 64, 128
     attention: str = "auto"  # who reads the cache: auto (the fastest that agrees), sdpa, flex, flash, flashinfer
+    cuda_graphs: bool = True  # on CUDA, decoding steps are captured once for each size and replayed
     tensor_parallel: int = 1  # processes that share the model's heads and MLP, each on a GPU of its own, or on CPU
     rank_timeout_s: float = 60.0  # a process that doesn't answer the others for so long ends the engine
     threads: int = 0  # CPU threads at most; 0: all cores that this process may use

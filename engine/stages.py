@@ -45,6 +45,11 @@ class StageClock(Protocol):
     def move(self, source: Stage, to: Stage, seconds: float) -> None:
         """So many seconds that are marked as `source` belong to another stage. Only the host's clock has such marks."""
 
+    def in_one_piece(self) -> None:
+        """The step is replayed, with no marks between its stages: they share its time as in the last one of its size that had some.
+        Only a device's clock knows that.
+        """
+
     def take(self, seconds: float) -> Seconds | None:
         """The step has ended and has taken so long. None when it isn't known where they went."""
 
@@ -59,6 +64,9 @@ class Untimed:
         pass
 
     def move(self, source: Stage, to: Stage, seconds: float) -> None:
+        pass
+
+    def in_one_piece(self) -> None:
         pass
 
     def take(self, seconds: float) -> Seconds | None:
@@ -86,6 +94,9 @@ class HostClock:
         seconds = min(seconds, self._seconds[source])
         self._seconds[source] -= seconds
         self._seconds[to] += seconds
+
+    def in_one_piece(self) -> None:
+        pass
 
     def take(self, seconds: float) -> Seconds | None:
         return self._seconds
@@ -139,6 +150,10 @@ class DeviceClock:
 
     def move(self, source: Stage, to: Stage, seconds: float) -> None:
         pass
+
+    def in_one_piece(self) -> None:
+        if self._marking:
+            self._marking, self._timing = False, None
 
     def take(self, seconds: float) -> Seconds | None:
         self._marking = False

@@ -10,23 +10,15 @@ from typing import Any
 
 import torch
 
+from tests.doubles.graph_recorder import CantCapture, Recorder, launched
+
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
 
 
-class Captured(RuntimeError):
-    """Something that reads the device on the host was called while a graph is captured."""
-
-
-class Capturing:
-    """Whether a graph is captured just now, which doubles ask and a test sets."""
-
-    now = False
-
-
 def refuse_in_capture(what: str) -> None:
-    if Capturing.now:
-        raise Captured(f"{what} can't be captured")
+    if Recorder.now is not None:
+        raise CantCapture(f"{what} can't be captured")
 
 
 def check(condition: bool, message: str) -> None:
@@ -125,6 +117,24 @@ class FlashAttn:
         block_table: Tensor | None = None,
     ) -> Tensor:
         assert block_table is not None and not dropout_p
+        table, way = block_table, (softmax_scale, causal, window_size[0], softcap)
+        return launched(
+            lambda: self._varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), table, way)
+        )
+
+    def _varlen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        most: tuple[int, int],
+        block_table: Tensor,
+        way: tuple[float | None, bool, int, float],
+    ) -> Tensor:
+        max_seqlen_q, max_seqlen_k = most
+        softmax_scale, causal, left, softcap = way
         batch = block_table.shape[0]
         self._check(q, k, v, block_table, batch)
         check(q.shape[2] % 8 == 0, "query must have a head_size that is a multiple of 8")
@@ -141,7 +151,7 @@ class FlashAttn:
             length = int(cu_seqlens_k[row + 1] - cu_seqlens_k[row])
             used = block_table[row, : -(-length // k.shape[1])].tolist()
             keys, values = (of_pages(cache, used, length) for cache in (k, v))
-            out[begin:end] = attended(q[begin:end], keys, values, scale, softcap, window_size[0], causal)
+            out[begin:end] = attended(q[begin:end], keys, values, scale, softcap, left, causal)
         return out
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, batch: int) -> None:
@@ -272,9 +282,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         }
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor | None = None) -> Tensor:
+        plan = dict(self.planned or {})  # numbers that are a part of a captured launch; page lists are memory
+        return launched(lambda: self._run(q, paged_kv_cache, plan))
+
+    def _run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], plan: dict[str, Any]) -> Tensor:
         self.check_run(q, paged_kv_cache)
-        plan = self.planned
-        assert plan is not None
         check(q.shape[0] == len(self.last), "q has another number of rows than was planned")
         rows = []
         for row in range(q.shape[0]):

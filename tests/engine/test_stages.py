@@ -109,6 +109,22 @@ def test_of_a_devices_steps_few_are_timed_and_the_others_shared_out_by_size() ->
     assert queue.made == len(IN_STEP) + 1  # events are used again
 
 
+def test_a_step_that_is_replayed_shares_its_time_as_the_last_one_that_went_by_stages() -> None:
+    watch = Watch()
+    clock = DeviceClock(Queue(watch).event)
+    clock.begin(3)
+    clock.in_one_piece()
+    assert clock.take(127.0) is None  # nothing is known of such a step yet
+    one_step(clock, watch, 3)
+    assert clock.take(127.0) == pytest.approx(EXPECTED)
+    for _ in range(3 * TIMED_EVERY):
+        clock.begin(3)
+        clock.in_one_piece()
+        watch.now += 1000.0
+        clock.mark(Stage.SAMPLE)
+        assert clock.take(254.0) == pytest.approx([2 * seconds for seconds in EXPECTED])
+
+
 def test_untimed_tells_nothing_rather_than_zero() -> None:
     watch = Watch()
     clock = Untimed()
