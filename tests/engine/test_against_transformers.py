@@ -40,7 +40,7 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def assembled() -> Assembled:
-    return assemble(SETTINGS, lambda stage, progress: None, lambda line: None)
+    return assemble(SETTINGS, lambda *told: None, lambda line: None)
 
 
 @pytest.fixture(scope="module")
