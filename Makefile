@@ -44,7 +44,7 @@ test: lint
 	@PAIRSCOPE_STRICT_TESTS=$(STRICT) $(BIN)/python -m pytest -m "not long" $(ARGS)
 
 test-long: $(VENV)/ready
-	@PAIRSCOPE_STRICT_TESTS=$(STRICT) $(BIN)/python -m pytest -m long --timeout 0 $(ARGS)
+	@PAIRSCOPE_STRICT_TESTS=$(STRICT) $(BIN)/python -m pytest -m long --timeout 0 --hypothesis-profile explore $(ARGS)
 
 bench: $(VENV)/ready
 	@$(BIN)/python bench/engine.py $(ARGS)

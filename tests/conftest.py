@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import ports
 
 pytest_plugins = ["tests.browser", "tests.store_servers"]
+
+# A busy machine makes no example wrong, and the same examples come at each run: `--hypothesis-profile explore` draws new ones.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("suite")
 
 STRICT = os.environ.get("PAIRSCOPE_STRICT_TESTS", "") not in ("", "0")
 
