@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rules.evidence import EngineEvidence, Evidence, GpuEvidence, HostEvidence, Observation, RoomEvidence
 from rules.finding import effect_of
+from rules.straggler import told_ranks
 from rules.thresholds import Bar
 from rules.verdict import Cause, Diagnosis, Verdict
 
@@ -101,6 +102,8 @@ def is_read(seen: Evidence, lane: str, gpus: Collection[str]) -> bool:
         return bool(mine) and {gpu.index for gpu in mine}.issuperset(gpus) and all(_gpu_tells(g, name) for g in mine)
     if measurement == "engine":
         return seen.engine is not None and _engine_tells(seen.engine, name)
+    if measurement == "rank":
+        return len(told_ranks(seen)) > 1
     if lane == "psu.ok":
         return seen.room.psu_count is not None
     if lane == "power.redundancy":

@@ -185,6 +185,16 @@ class EngineEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """One process of an engine whose model is split. Seconds of a step, mean; the wait holds the transfer as well."""
+
+    rank: str
+    gpu: str = ""  # the index of its GPU; empty when it is not known
+    compute: Seen = None
+    wait: Seen = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadEvidence:
     """A start of the engine: how long it took, seconds, and what it waited for."""
 
@@ -326,6 +336,7 @@ class Evidence:
     output: OutputEvidence = OutputEvidence("warming")
     peers: PeerEvidence = PeerEvidence()
     group: GroupEvidence = GroupEvidence()
+    ranks: tuple[RankEvidence, ...] = ()
     fabric: FabricEvidence = FabricEvidence()
     tells: TellEvidence | None = None
     persistence: bool | None = None
@@ -354,8 +365,9 @@ class Evidence:
 
     def observations(self) -> Iterator[Observation]:
         """Every observation that has a usual value to learn."""
-        parts: list[GpuEvidence | EngineEvidence | HostEvidence | RoomEvidence | None] = [
+        parts: list[GpuEvidence | RankEvidence | EngineEvidence | HostEvidence | RoomEvidence | None] = [
             *self.gpus,
+            *self.ranks,
             self.engine,
             self.host,
             self.room,
@@ -373,6 +385,6 @@ class Evidence:
 
 _OBSERVED = {
     part: tuple(entry.name for entry in fields(part) if entry.type == "Seen" and not entry.name.startswith("peer_"))
-    for part in (GpuEvidence, EngineEvidence, HostEvidence, RoomEvidence)
+    for part in (GpuEvidence, RankEvidence, EngineEvidence, HostEvidence, RoomEvidence)
 }
 """The fields of each part that hold an observation of its own."""

@@ -13,6 +13,8 @@ from rules.evidence import Evidence
 from rules.finding import Effect, Finding, line, names, names_cause
 from rules.loss import lost_tokens_per_s
 from rules.priors import STEP_OF, Priors, Strength
+from rules.straggler import straggler_of
+from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line, Status, Step, StepReport, Verdict
 
 SLOWED = frozenset((Cause.MEMORY_KV, Cause.SCHEDULING, Cause.SOFTWARE, Cause.CONTENTION, Cause.STORAGE, Cause.HOST_CPU))
@@ -127,6 +129,7 @@ def verdicts_of(
     since: Mapping[Cause, int],
     least: float,
     least_rival: float,
+    bar: Bar | None = None,
 ) -> tuple[Verdict, ...]:
     """The roots as verdicts, most likely first; `since` holds when each cause began as far as is remembered.
 
@@ -156,7 +159,7 @@ def verdicts_of(
                 scope=scope,
                 subject=tags,
                 since_ns=since.get(finding.cause, finding.since_ns),
-                evidence=(*finding.evidence, *_group_lines(finding, evidence), *symptoms),
+                evidence=(*finding.evidence, *_group_lines(finding, evidence, bar or Bar()), *symptoms),
                 fixes=tuple(sorted(finding.fixes, key=lambda fix: CHEAPEST_FIRST.index(fix.cost))),
                 summary=_summary(finding.cause, finding.summary, evidence, effect),
                 loss_tokens_per_s=_lost(evidence),
@@ -174,14 +177,16 @@ def _summary(cause: Cause, said: Line, evidence: Evidence, effect: Effect) -> Li
     return names_cause(cause, effect) if unknown & said.values.keys() else said
 
 
-def _group_lines(finding: Finding, evidence: Evidence) -> tuple[Line, ...]:
+def _group_lines(finding: Finding, evidence: Evidence, bar: Bar) -> tuple[Line, ...]:
     """Why one card's trouble is the engine's: every layer is split over the group, so its other members wait, and are not idle."""
     if not finding.gpus or len(finding.gpus) >= len(evidence.gpus) or evidence.engine is None:
         return ()
     if STEP_OF[finding.cause] is not Step.PHYSICAL:
         return ()
     waiting = [gpu.index for gpu in evidence.gpus if gpu.index not in finding.gpus]
-    return (line("group_waits", "gpu.sm_clock_mhz", gpus=names(finding.gpus), others=names(waiting)),)
+    waits = line("group_waits", "gpu.sm_clock_mhz", gpus=names(finding.gpus), others=names(waiting))
+    slow = straggler_of(evidence, bar)
+    return (waits,) if slow is None or slow.rank.gpu not in finding.gpus else (waits, slow.line)
 
 
 def _lost(evidence: Evidence) -> float | None:

@@ -155,7 +155,7 @@ class Triage:
             self._learn(memory, evidence, effect, any(f.status is Status.CONFIRMED for f in walked), point)
         since = {cause: began for cause, (began, _) in memory.held.items()}
         least, rival = self.settings.least_confidence, self.settings.least_rival
-        verdicts = verdicts_of(ranked, evidence, effect, pair.subject, since, least, rival)
+        verdicts = verdicts_of(ranked, evidence, effect, pair.subject, since, least, rival, bar)
         shown = not silent and not away and output_is_real(evidence)
         return Diagnosis(
             subject=dict(pair.subject),

@@ -41,6 +41,7 @@ KEPT: Mapping[str, frozenset[str]] = {
         "output_len_mean context_mean prefix_queries_total prefix_hits_total spec_drafted_total spec_accepted_total up "
         "starting stalled stats_age_s uptime_s probe_ok proc_cpu_max_pct"
     ),
+    "rank": frozenset(("step_compute_mean_s", "step_wait_mean_s")),
     "host": _names(
         "cpu_pct cpu_core_max_pct load1 mem_used_pct swap_in_bytes_s swap_out_bytes_s iowait_pct psi_cpu_pct psi_io_pct "
         "psi_memory_pct cgroup_throttled_pct disk_busy_pct clock_offset_s"
@@ -66,7 +67,7 @@ EXACT = frozenset(
     name
     for fields in KEPT.values()
     for name in fields
-    if name.endswith(("_total", "_s")) and not name.endswith(("_bytes_s", "tokens_per_s"))
+    if name.endswith(("_total", "_s")) and not name.endswith(("_bytes_s", "tokens_per_s", "_mean_s"))
 ) | {"throttle_reasons"}
 """Counters, times and masks: kept in double precision, since single has seven digits only."""
 
@@ -85,7 +86,7 @@ class Event:
     time_ns: int
 
 
-OF_ONE_PAIR = frozenset(("gpu", "engine"))
+OF_ONE_PAIR = frozenset(("gpu", "engine", "rank"))
 MOST_SPANS, MOST_MEDIANS = 8, 64
 
 

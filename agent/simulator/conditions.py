@@ -17,6 +17,9 @@ class GpuConditions:
     pcie_width: int | None = None
     pcie_gen: int | None = None
     replays_s: float = 0.0  # packets sent again on its link, per second
+    rank_slow: float = (
+        1.0  # its rank takes this many times as long over its own work, and no reading of the card says why
+    )
     memory_slow: float = 1.0  # the memory's clock is lower, and its traffic takes this many times as long
     uncorrected: int = 0  # memory errors that were not corrected, so far
     corrected_s: float = 0.0  # memory errors that are corrected, per second

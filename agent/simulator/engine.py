@@ -8,6 +8,7 @@ from agent.simulator import roofline
 from agent.simulator.batch import STEP_TOKENS, Batch, Request
 from agent.simulator.conditions import EngineConditions, GpuConditions
 from agent.simulator.gpu import Gpu
+from agent.simulator.rank import Rank
 from agent.simulator.sku import GIB
 from agent.simulator.trace import Replay, Trace
 from agent.simulator.workload import OUTPUT_TOKENS, PREFIX_HIT, PROMPT_TOKENS, Arrivals, Traffic
@@ -20,6 +21,7 @@ KV_SHARE = 0.62  # pool size: the batch of a busy hour fills this much of it
 UPTIME_S = 3 * 86_400.0  # of an engine when the simulation begins
 VERSION = "1.8.2"
 OFFLOAD_SHARE = 0.5  # of the prefix hits, whose KV comes back from host memory over PCIe
+COLLECTIVES = 0.25  # of a step's overhead, which every rank waits out
 CONTEXT_BYTES = 0.6 * GIB  # of a GPU that a process has opened and not yet filled
 PCIE_LANE_BYTES_S = {1: 0.2e9, 2: 0.4e9, 3: 0.8e9, 4: 1.6e9, 5: 3.2e9, 6: 6.4e9}
 
@@ -76,6 +78,7 @@ class Engine:
             gpu.memory_used_bytes = self.held_bytes
         self.batch = Batch(self.blocks, self.served.block_tokens)
         self.step_s = 0.03
+        self.ranks = [Rank(Random(f"{self.name}/rank{i}")) for i in range(len(self.gpus))]
         self.prefix_queries = self.prefix_hits = 0
         self._since_s = self._stepping_s = self._steps = 0.0  # since the fields were last asked for
         self._told = (0.0, 0.0, 0.0)  # generated, read and computed tokens by then
@@ -145,20 +148,24 @@ class Engine:
         compute = roofline.compute_s(cost, running, prefill)
         hit = min(0.95, self.prefix_hit * wrong.prefix_hit)
         moved = prefill * hit / (1 - hit) * OFFLOAD_SHARE * self.served.kv_bytes_per_token / group
-        link = min(
+        links = [
             PCIE_LANE_BYTES_S[board.pcie_gen or gpu.sku.pcie_gen] * (board.pcie_width or gpu.sku.pcie_width)
             for gpu, board in zip(self.gpus, boards, strict=True)
-        )
+        ]
         parts, slowest = [], 0.0
         for gpu, board in zip(self.gpus, boards, strict=True):
             traffic = memory * board.memory_slow
             arithmetic = compute * gpu.sku.clock_max_mhz / gpu.clock_mhz
-            own = roofline.kernel_s(traffic, arithmetic)
+            own = roofline.kernel_s(traffic, arithmetic) * board.rank_slow
             parts.append((own, traffic, arithmetic))
             slowest = max(slowest, own)
         # stolen time and a slower kernel path lengthen the step without adding work to it
-        kernel = slowest * wrong.step_scale / (1 - wrong.stolen)
-        step_s = self.step_s = kernel + self.served.overhead_s + wrong.host_s + moved / link
+        longer = wrong.step_scale / (1 - wrong.stolen)
+        kernel = slowest * longer
+        step_s = self.step_s = kernel + self.served.overhead_s + wrong.host_s + moved / min(links)
+        alike = (1 - COLLECTIVES) * self.served.overhead_s + wrong.host_s
+        for rank, (own, _, _), link in zip(self.ranks, parts, links, strict=True):
+            rank.advance(seconds, step_s, own * longer + alike + moved / link)
         for gpu, (own, traffic, arithmetic) in zip(self.gpus, parts, strict=True):
             gpu.busy = 1.0
             gpu.mem_share = min(1.0, traffic / step_s + 0.5 * wrong.stolen)

@@ -120,6 +120,12 @@ class Node:
             found.append(Sample("gpu", tags, gpu.fields(requested_w, processes, board), time_ns))
         for engine, tags, state in zip(self.engines, self._engine_tags, wrong.engines, strict=True):
             found.append(Sample("engine", tags, engine.fields(now_s, state), time_ns))
+        for engine, tags, state in zip(self.engines, self._engine_tags, wrong.engines, strict=True):
+            if (
+                len(engine.ranks) > 1 and engine.up and not state.silent
+            ):  # of a model that is whole nobody tells of ranks
+                ranks = enumerate(engine.ranks)
+                found += [Sample("rank", {**tags, "rank": str(i)}, rank.fields(), time_ns) for i, rank in ranks]
         found.append(Sample("host", self.tags, self._host(), time_ns))
         return found
 

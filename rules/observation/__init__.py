@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rules.evidence import Evidence, OutputEvidence, PeerEvidence
 from rules.observation.engines import observe_engine
 from rules.observation.gpus import observe_gpus
+from rules.observation.ranks import observe_ranks
 from rules.observation.reader import Reader
 from rules.observation.surroundings import observe_host, observe_room
 from rules.pair import Pair
@@ -38,6 +39,7 @@ def observe(
         room=observe_room(reader, window, pair, other_inlet),
         output=output,
         peers=peers,
+        ranks=observe_ranks(reader, window, pair),
         events=tuple(window.events_of(pair.node, reader.start(3600), reader.at_ns)),
         silent_s=(reader.at_ns - last) / SECOND if last else math.inf,
         clock_off_s=clock_off_s,

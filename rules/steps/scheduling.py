@@ -4,6 +4,8 @@ the network beside it, one file each.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rules.evidence import Evidence, ratio, value
 from rules.finding import (
     Finding,
@@ -12,6 +14,7 @@ from rules.finding import (
     effect_of,
     fix,
     line,
+    names,
     names_cause,
     no_data,
     pair_line,
@@ -25,13 +28,16 @@ from rules.steps.contention import contention
 from rules.steps.host_cpu import host_cpu
 from rules.steps.memory import is_deadlock, is_stalled, queue_line
 from rules.steps.network import network, never_joined
+from rules.steps.physical.readings import fall
 from rules.steps.requests import is_queued
+from rules.straggler import Straggler, straggler_of, told_ranks
 from rules.thresholds import Bar
 from rules.verdict import Cause, Cost, Line, Status
 
 
-def scheduling(evidence: Evidence, bar: Bar) -> Finding:
-    """R19, R20: requests run and no token comes, the engine does not answer, or the queue is here while peers idle."""
+def scheduling(evidence: Evidence, bar: Bar, slow: Straggler | None = None) -> Finding:
+    """R7, R19, R20: requests run and no token comes, the engine does not answer, the queue is here while peers idle, or `slow` holds the
+    other ranks up."""
     engine = evidence.engine
     if engine is None:
         return no_data(Cause.SCHEDULING, line("no_engine"))
@@ -42,7 +48,8 @@ def scheduling(evidence: Evidence, bar: Bar) -> Finding:
         or _uneven(evidence, bar)
         or _sawtooth(evidence, bar)
         or _skewed(evidence, bar)
-        or _moving(evidence, bar)
+        or _straggling(evidence, slow, bar)
+        or _alone(evidence, _moving(evidence, bar))
     )
 
 
@@ -137,6 +144,35 @@ def _skewed(evidence: Evidence, bar: Bar) -> Finding | None:
         since_ns=evidence.output.since_ns,
         alone=True,
     )
+
+
+def _straggling(evidence: Evidence, slow: Straggler | None, bar: Bar) -> Finding | None:
+    """R7: one rank computes longer than the others, and they wait for it in every step.
+
+    Heat, a cap, a fault or a link of its GPU is told in step 1, and this is its symptom then. A rank whose card shows nothing of the
+    kind has more work, a slow process or a card that does not tell: an outlier among peers is no proof of a bad card.
+    """
+    effect = effect_of(evidence, bar)
+    if slow is None or not effect.slow_work:
+        return None
+    compute = slow.rank.compute
+    return confirmed(
+        Cause.SCHEDULING,
+        Strength.STRONG if slow.compared else Strength.FAIR,
+        (slow.line, _util_line(evidence), pair_line(evidence)),
+        summary("straggler", rank=slow.rank.rank, ratio=slow.compute_s / slow.others_s, **fall(evidence, effect)),
+        (fix("even_ranks", Cost.SOFTWARE_CHEAP), fix("drain_reset", Cost.OPERATIONS_CHEAP)),
+        since_ns=compute.since_ns if compute is not None else None,
+        gpus=(slow.rank.gpu,) if slow.rank.gpu else (),
+    )
+
+
+def _alone(evidence: Evidence, moving: Finding) -> Finding:
+    """Of a split model a rank whose step times come alone can't be compared: that none is slow is not known then."""
+    told = [rank.rank for rank in told_ranks(evidence)]
+    if not told or (len(told) > 1 and len(told) >= len(evidence.gpus)) or moving.status is not Status.RULED_OUT:
+        return moving
+    return no_data(moving.cause, *moving.evidence, line("ranks_missing", "rank.step_compute_mean_s", ranks=names(told)))
 
 
 def _util_line(evidence: Evidence) -> Line | None:
@@ -283,4 +319,14 @@ def _moving(evidence: Evidence, bar: Bar) -> Finding:
 
 
 def examine(evidence: Evidence, bar: Bar) -> list[Finding]:
-    return [scheduling(evidence, bar), host_cpu(evidence, bar), contention(evidence, bar), network(evidence, bar)]
+    slow = straggler_of(evidence, bar)
+    starved = [_with_straggler(found, slow) for found in (host_cpu(evidence, bar), contention(evidence, bar))]
+    if any(found.status is Status.CONFIRMED for found in starved):
+        slow = None  # that is what makes it slow
+    return [scheduling(evidence, bar, slow), *starved, network(evidence, bar)]
+
+
+def _with_straggler(found: Finding, slow: Straggler | None) -> Finding:
+    if slow is None or found.status is not Status.CONFIRMED:
+        return found
+    return replace(found, evidence=(*found.evidence, slow.line))

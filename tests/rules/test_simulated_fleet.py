@@ -21,6 +21,7 @@ NAMED = {
     "kv-full": 75,
     "long-prompts": 60,
     "hung-engine": 40,
+    "slow-rank": 30,
     "bad-deploy": 75,
 }
 

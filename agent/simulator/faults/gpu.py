@@ -37,6 +37,14 @@ def _one_generation_down(wrong: Conditions, _strength: float, _age_s: float, tar
     wrong.gpus[target.gpu].pcie_gen = 4
 
 
+def _rank_slow(wrong: Conditions, _strength: float, _age_s: float, target: Target) -> None:
+    wrong.gpus[target.gpu].rank_slow = 1.6
+
+
+def _rank_slightly_slow(wrong: Conditions, _strength: float, _age_s: float, target: Target) -> None:
+    wrong.gpus[target.gpu].rank_slow = 1.015
+
+
 def _memory_clock_halved(wrong: Conditions, _strength: float, _age_s: float, target: Target) -> None:
     wrong.gpus[target.gpu].memory_slow = 2.0
 
@@ -85,6 +93,8 @@ FAULTS = (
     Fault("pcie-width", "pcie_link", "gpu", 0, _narrow_link, _half_link),
     # trained down under load, all lanes there; the twin's generation still carries several times what moves
     Fault("pcie-generation", "pcie_link", "gpu", 0, _first_generation, _one_generation_down),
+    # one rank takes longer over its share, its card at full clock, cool and uncapped: the others wait for it in every step
+    Fault("slow-rank", "scheduling", "gpu", 0, _rank_slow, _rank_slightly_slow),
     # the memory stays in a lower clock state: decode waits for its traffic, the core is at full clock and idles more
     Fault("memory-clock", "gpu_fault", "gpu", 0, _memory_clock_halved, _memory_clock_slightly_low),
     # an error that can't be corrected kills the process that held the memory; the twin's errors are corrected

@@ -358,6 +358,18 @@ def pcie_generation(wrong: Look, well: Look) -> None:
     assert wrong.clean
 
 
+def slow_rank(wrong: Look, well: Look) -> None:
+    compute, wait = (
+        {rank: wrong.mean("rank", f"step_{name}_mean_s", engine=E0, rank=rank) for rank in "01"}
+        for name in ("compute", "wait")
+    )
+    assert compute["1"] > 1.3 * compute["0"] and wait["0"] > 10 * wait["1"]
+    assert compute["0"] + wait["0"] == pytest.approx(compute["1"] + wait["1"], rel=0.02)
+    assert wrong.mean("gpu", "sm_clock_mhz", gpu="1") == wrong.mean("gpu", "sm_clock_mhz", gpu="0")
+    assert slowed(wrong, well, engine=E0) > 1.3
+    assert wrong.clean
+
+
 def memory_clock(wrong: Look, well: Look) -> None:
     assert wrong.mean("gpu", "mem_clock_mhz", gpu="1") == pytest.approx(2619 / 2, abs=1)
     assert wrong.mean("gpu", "mem_clock_mhz", gpu="0") == 2619
@@ -455,6 +467,7 @@ SIGNATURES: dict[str, Callable[[Look, Look], None]] = {
     "sink-off": sink_off,
     "card-cap": card_cap,
     "pcie-generation": pcie_generation,
+    "slow-rank": slow_rank,
     "memory-clock": memory_clock,
     "memory-error": memory_error,
     "driver-hang": driver_hang,
