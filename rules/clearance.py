@@ -78,8 +78,8 @@ def is_well(diagnosis: Diagnosis, cause: str, basis: Basis) -> bool:
         return False
     if cause == Cause.GPU_FAULT and SELF_TOLD.intersection(basis.lanes):
         return True
-    if cause in diagnosis.unknown:
-        return False
+    if cause in diagnosis.unknown and not (cause == Cause.GPU_FAULT and basis.lanes):
+        return False  # of a card that has no ECC some fault is never ruled out: the one that was found is over by its own fields
     if cause in HARDWARE:
         limit = cause == Cause.POWER and "gpu.power_limit_w" in basis.lanes
         return limit or all(_works(seen, gpu, cause) for gpu in _of(seen, basis.gpus))

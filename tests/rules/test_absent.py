@@ -62,7 +62,7 @@ RESTS_ON = {
         gpu(f"{MASK} sm_clock_mhz power_w"),
         gpu(f"power_limit_w sm_clock_mhz {MASK}"),
     ],
-    Cause.GPU_FAULT: [gpu("state"), gpu("sm_clock_mhz"), gpu("xid_total ecc_uncorrected_total")],
+    Cause.GPU_FAULT: [gpu("state"), gpu("sm_clock_mhz"), gpu("xid_total"), gpu("ecc_uncorrected_total")],
     Cause.PCIE_LINK: [gpu("pcie_gen"), gpu("pcie_width"), gpu("util_pct")],
     Cause.MEMORY_KV: ["engine.kv_used_pct"],
     Cause.REQUEST_MIX: [

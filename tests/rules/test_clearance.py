@@ -72,6 +72,14 @@ def test_a_mended_fault_under_load_ends_its_alert(name: str) -> None:
     assert [(state, what) for _, state, what in found] == [(FIRING, cause), (RESOLVED, cause)]
 
 
+@pytest.mark.parametrize("missing", ["ecc_uncorrected_total", "xid_total"])
+def test_a_mended_fault_ends_on_a_card_of_which_another_fault_is_never_ruled_out(missing: str) -> None:
+    samples = scene([Node("n1", 1, at=AT, fault=FAULTS["stuck"][1])], BACK)
+    never = [replace(s, fields={name: kept for name, kept in s.fields.items() if name != missing}) for s in samples]
+    found, _ = told(never)
+    assert [(state, what) for _, state, what in found] == [(FIRING, Cause.GPU_FAULT), (RESOLVED, Cause.GPU_FAULT)]
+
+
 @pytest.mark.parametrize("name", ["brake", "heat", "stuck"])
 def test_a_card_that_rests_is_not_shown_to_be_well_and_one_that_works_again_is(name: str) -> None:
     cause, fault = FAULTS[name]

@@ -71,9 +71,8 @@ def gpu_fault(evidence: Evidence, bar: Bar) -> Finding:
 
 
 def _healthy(evidence: Evidence) -> Finding:
-    """No fault in what is read; what a card does not tell (a consumer card has no ECC, an AMD card no Xids) is named and not ruled out.
-
-    Without its state, its clock, or any count of errors, nothing is known of a card.
+    """No fault in what is read. Ruled out only where all of it is: state, clock, Xids and uncorrected errors. A card that never tells one
+    of them (a consumer card has no ECC, an AMD card no Xids) may have just that fault; one that speaks of its own health has told.
     """
     gpus = evidence.gpus
     pending = [gpu.index for gpu in gpus if gpu.remap_pending]
@@ -86,23 +85,21 @@ def _healthy(evidence: Evidence) -> Finding:
         clock_line(min(gpus, key=lambda gpu: ratio(gpu.sm_clock) or 1.0)),
         line("remap_pending", "gpu.remap_pending", gpus=names(pending)) if pending else None,
     ]
-    xid = unread_gpus(evidence, "gpu.xid_total", lambda gpu: gpu.xids is not None)
-    ecc = unread_gpus(evidence, "gpu.ecc_uncorrected_total", lambda gpu: gpu.ecc_uncorrected_new is not None)
     missing = [
         *unread_gpus(evidence, "gpu.state", _tells_state),
         *unread_gpus(evidence, "gpu.sm_clock_mhz", lambda gpu: gpu.sm_clock is not None),
+        *unread_gpus(evidence, "gpu.xid_total", lambda gpu: gpu.xids is not None or gpu.healthy is not None),
+        *unread_gpus(
+            evidence,
+            "gpu.ecc_uncorrected_total",
+            lambda gpu: gpu.ecc_uncorrected_new is not None or gpu.healthy is not None,
+        ),
     ]
-    if missing or not all(_counts_errors(gpu) for gpu in gpus):
-        return cleared(Cause.GPU_FAULT, seen, [*missing, *xid, *ecc])
-    return cleared(Cause.GPU_FAULT, [*seen, *xid, *ecc], [])
+    return cleared(Cause.GPU_FAULT, seen, missing)
 
 
 def _tells_state(gpu: GpuEvidence) -> bool:
     return gpu.state is not None or gpu.healthy is not None
-
-
-def _counts_errors(gpu: GpuEvidence) -> bool:
-    return gpu.xids is not None or gpu.ecc_uncorrected_new is not None or gpu.healthy is not None
 
 
 def _severity(event: Event) -> str:
