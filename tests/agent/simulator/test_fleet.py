@@ -37,7 +37,7 @@ def test_every_sample_is_in_the_catalogue(healthy: list[Sample]) -> None:
     for sample in healthy:
         check(sample)
     assert {s.measurement for s in healthy} == {
-        "gpu", "engine", "host", "psu", "power", "thermal", "circuit", "agent",
+        "gpu", "engine", "rank", "host", "psu", "power", "thermal", "circuit", "agent",
     }  # fmt: skip
 
 
