@@ -16,6 +16,7 @@ from engine.attention.interface import Attention, Place
 from engine.blocks import BlockPool
 from engine.checkpoints.find import find_model, open_checkpoint
 from engine.checkpoints.interface import Checkpoint
+from engine.compilation import compile_parts
 from engine.contiguous import ContiguousPool
 from engine.core import Engine, StepRunner
 from engine.draft import Proposer
@@ -132,6 +133,7 @@ def load_share(
             join(loaded.decoder, checkpoint, loaded.choice.kernel, group)
         progress("cache", 0.0)
         attend_by(loaded.decoder, attention)
+        compile_parts(loaded.decoder, settings.compile, log, device.type == "cuda")
         token_bytes = bytes_per_token(config, dtype, int8)
         sizes = sizes_of(settings.max_seqs, context, settings.block_size, loaded.decoder.attention.gathers)
         graph_room = room_for_graphs(settings, loaded.decoder, sizes, int8, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,49 @@ class Layer:
     mlp_post_norm: Tensor | None = None
 
 
+class Parts(Protocol):
+    """What goes before and after attention in a layer."""
+
+    def enter(self, layer: Layer, x: Tensor, turn: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, q_width + kv_width]: norm, Q, K and V, turned by their positions, complex [tokens, 1,
+        head_dim / 2].
+        """
+
+    def leave(self, layer: Layer, attended: Tensor, x: Tensor) -> Tensor:
+        """[tokens, q_width] and the residual, which may be overwritten -> [tokens, hidden]"""
+
+    def mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """[tokens, hidden], which may be overwritten -> [tokens, hidden]"""
+
+
+class EagerParts:
+    """One operator after another, as the products offer them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._heads, self._head_dim = config.num_heads + config.num_kv_heads, config.head_dim
+        self._eps = config.norm_eps
+
+    def enter(self, layer: Layer, x: Tensor, turn: Tensor) -> Tensor:
+        qkv = layer.qkv.normed(x, layer.attention_norm, self._eps)
+        if layer.qk_norm is not None:
+            norm_heads_(qkv, layer.qk_norm, self._eps)
+        rotate_(qkv, turn, self._heads, self._head_dim)
+        return qkv
+
+    def leave(self, layer: Layer, attended: Tensor, x: Tensor) -> Tensor:
+        if layer.attention_post_norm is None:
+            return layer.attention_out.plus(attended, x)
+        return x + F.rms_norm(layer.attention_out(attended), x.shape[-1:], layer.attention_post_norm, self._eps)
+
+    def mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        gate_up = layer.gate_up.normed(x, layer.mlp_norm, self._eps)
+        if layer.mlp_post_norm is None:
+            return layer.down.gated_plus(gate_up, x)
+        gate, up = gate_up.chunk(2, dim=-1)
+        gated = F.gelu(gate, approximate="tanh").mul_(up)
+        return x + F.rms_norm(layer.down(gated), x.shape[-1:], layer.mlp_post_norm, self._eps)
+
+
 class Decoder:
     """`forward` runs the layers over one step's tokens; `logits` is asked only for the rows that need a next token."""
 
@@ -45,6 +89,7 @@ class Decoder:
         self.norm = norm
         self.head = head
         self.attention: Attention = GatherAttention(config)
+        self.parts: Parts = EagerParts(config)
         self.clock: StageClock = Untimed()
         # computes all layers at once, in place, and says how many seconds of it attention took; None: not such a step
         self.fused: Callable[[Tensor, Batch, KVStore], float | None] | None = None
@@ -76,7 +121,7 @@ class Decoder:
         """The step's token ids -> [tokens, hidden]; writes K and V of these tokens into the cache. `staged` attends instead of
         the decoder's own attention, in a step that is captured.
         """
-        config, eps, clock = self.config, self.config.norm_eps, self.clock
+        config, clock = self.config, self.clock
         attention = staged or self.attention
         x = F.embedding(batch.ids, self.embedding)
         if config.embedding_scale != 1.0:
@@ -90,19 +135,13 @@ class Decoder:
         clock.mark(Stage.EMBED)
         for number, layer in enumerate(self.layers):
             local = number in config.local_layers
-            qkv = layer.qkv.normed(x, layer.attention_norm, eps)
-            if layer.qk_norm is not None:
-                norm_heads_(qkv, layer.qk_norm, eps)
-            rotate_(qkv, local_turn if local else turn, config.num_heads + config.num_kv_heads, config.head_dim)
+            qkv = self.parts.enter(layer, x, local_turn if local else turn)
             kept = cache.layers[number]
             kept.write(batch.slots, qkv[: batch.tokens, config.q_width :])
             attended = attention(batch, local, qkv, kept)
-            if layer.attention_post_norm is None:
-                x = layer.attention_out.plus(attended, x)
-            else:
-                x = x + F.rms_norm(layer.attention_out(attended), x.shape[-1:], layer.attention_post_norm, eps)
+            x = self.parts.leave(layer, attended, x)
             clock.mark(Stage.ATTENTION)
-            x = self._mlp(layer, x)
+            x = self.parts.mlp(layer, x)
             clock.mark(Stage.MLP)
         return x[: batch.tokens]
 
@@ -116,15 +155,6 @@ class Decoder:
         self.clock.mark(Stage.MLP)
         self.clock.move(Stage.MLP, Stage.ATTENTION, attention_s)
         return True
-
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        eps = self.config.norm_eps
-        gate_up = layer.gate_up.normed(x, layer.mlp_norm, eps)
-        if layer.mlp_post_norm is None:
-            return layer.down.gated_plus(gate_up, x)
-        gate, up = gate_up.chunk(2, dim=-1)
-        gated = F.gelu(gate, approximate="tanh").mul_(up)
-        return x + F.rms_norm(layer.down(gated), x.shape[-1:], layer.mlp_post_norm, eps)
 
     def logits(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]"""

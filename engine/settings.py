@@ -30,6 +30,9 @@ class EngineSettings:
     quantize: str = "none"  # weights: none, int8, int4, auto (the fastest that this model bears; CPU only)
     quantize_group: int = 32  # quantised weights that share a range: 32, 64, 128
     attention: str = "auto"  # who reads the cache: auto (the fastest that agrees), sdpa, flex, flash, flashinfer
+    compile: str = (
+        "auto"  # layers without attention, by torch.compile: auto (on CUDA, where a trial shows a gain), on, off
+    )
     cuda_graphs: bool = True  # on CUDA, decoding steps are captured once for each size and replayed
     tensor_parallel: int = 1  # processes that share the model's heads and MLP, each on a GPU of its own, or on CPU
     rank_timeout_s: float = 60.0  # a process that doesn't answer the others for so long ends the engine
@@ -89,6 +92,7 @@ class SettingsError(ValueError):
 
 _CHOICES = {
     "attention": ("auto", "sdpa", "flex", "flash", "flashinfer"),
+    "compile": ("auto", "on", "off"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "kv_dtype": ("auto", "int8"),
     "kv_layout": ("paged", "contiguous"),

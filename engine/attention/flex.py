@@ -48,6 +48,8 @@ class Flex:
         self._device = place.device
         self._groups: list[Group] = []
         self._masks: dict[tuple[int, bool], BlockMask] = {}
+        # a kernel on CUDA reads so many keys at once, and a block of the mask must hold a multiple of them
+        self._options = {"BLOCK_N": min(64, place.block_size)} if place.device.type == "cuda" else None
         # a tensor: a number would be compiled in, or fail to be where it changes
         cap = place.config.attention_cap
         self._cap = None if cap is None else torch.tensor(cap, device=place.device)
@@ -103,6 +105,7 @@ class Flex:
             block_mask=mask,
             scale=scale_of(config),
             enable_gqa=config.num_heads > config.num_kv_heads,
+            kernel_options=self._options,
         )
         return out.transpose(1, 2).reshape(-1, config.q_width)
 
@@ -196,7 +199,16 @@ class StagedFlex:
         return self._attention.attend(qkv, 1, k, v, self._masks[local])
 
 
+def allow_shapes() -> None:
+    """Beyond eight kinds of shapes torch goes back to operators one by one, which here would make a matrix over the whole cache.
+    There are more: one row or several, one token or several, with a window or without, in a trial's cache and the real one.
+    """
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 64)
+
+
 def compiled_kernel() -> Kernel:
     """Compiled when it is first called, for the shapes that it is called with; RuntimeError then where there is no compiler."""
+    allow_shapes()
     kernel: Kernel = torch.compile(flex_attention)
     return kernel
