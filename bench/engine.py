@@ -6,6 +6,7 @@ python bench/engine.py --quantize none,int8,int4     (each scheme's speed beside
 python bench/engine.py --ab paged,batching,chunked,prefix,speculation
 python bench/engine.py --rss 10     (whether the server's memory grows in ten minutes of 16 streams)
 python bench/engine.py --stages     (where a step's time goes, and what timing it costs)
+python bench/engine.py --decode-mbu --device cuda     (share of memory bandwidth that decoding one sequence uses, random weights)
 python bench/engine.py --peers vllm,llama --vllm-python PATH --llama-python PATH     (beside other engines: bench/engine_peers.py)
 """
 
@@ -36,7 +37,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-from bench import engine_ab, engine_peers, engine_rss, engine_stages
+from bench import engine_ab, engine_mbu, engine_peers, engine_rss, engine_stages
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
@@ -88,6 +89,10 @@ def main() -> int:
 def _run(wanted: argparse.Namespace) -> int:
     if wanted.ab:
         return engine_ab.report(wanted.ab, wanted.model, wanted.scale, wanted.repeats, wanted.json)
+    if wanted.decode_mbu:
+        return engine_mbu.report(
+            wanted.device, wanted.mbu_shape, wanted.mbu_tokens, wanted.results, wanted.json, wanted.attention
+        )
     if wanted.stages:
         return engine_stages.report(wanted.model, wanted.streams, wanted.tokens, wanted.repeats, wanted.json)
     if wanted.rss:
@@ -191,6 +196,16 @@ def _arguments() -> argparse.Namespace:
         "--ab", type=engine_ab.names, help="compare ways of the engine instead: " + ",".join(engine_ab.COMPARISONS)
     )
     parser.add_argument("--stages", action="store_true", help="time the engine's stages, and what timing them costs")
+    parser.add_argument(
+        "--decode-mbu", action="store_true", help="bandwidth used by decoding one sequence (bar: 60 %% on CUDA)"
+    )
+    parser.add_argument("--device", default="auto", help="of --decode-mbu: cuda, cuda:N, cpu (default: %(default)s)")
+    parser.add_argument("--mbu-shape", default="1b", choices=list(engine_mbu.SHAPES), help="default: %(default)s")
+    parser.add_argument("--mbu-tokens", default=256, type=int, help="steps that count (default: %(default)s)")
+    parser.add_argument("--attention", default="auto", help="of --decode-mbu (default: %(default)s)")
+    parser.add_argument(
+        "--results", default=engine_mbu.RESULTS, type=Path, help="where --decode-mbu writes (default: %(default)s)"
+    )
     parser.add_argument("--rss", type=float, metavar="MINUTES", help="the slope of the server's memory under streams")
     parser.add_argument("--rss-streams", default=16, type=int, help="streams of --rss (default: %(default)s)")
     parser.add_argument("--scale", default=1.0, type=float, help="size of the work of --ab (default: %(default)s)")
