@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 
 from rules.clearance import HARDWARE, Basis, basis_of, is_idle, is_well
+from rules.thresholds import Bar
 from rules.triage import can_tell
 from rules.verdict import Cause, Diagnosis, Line, Verdict
 from telemetry.catalogue import ALERT_STATES, COMMON_TAGS
@@ -34,6 +35,9 @@ class AlertSettings:
     clear_s: float = 120.0
     clear_max_s: float = 1800.0  # hold-down doubles with each flip up to this
     idle_clear_s: float = 1800.0  # of an engine that nobody asks for so long, what was its own trouble has ended
+    gone_clear_s: float = (
+        900.0  # of a node that reports without the card for so long, what the card suffered from has ended with it
+    )
     flap_memory_s: float = 1800.0
     enter_confidence: float = 0.6
     leave_confidence: float = 0.4
@@ -81,11 +85,18 @@ class Alert:
     pairs: list[str] = field(default_factory=list)  # on which it was found
     rests_on: dict[str, list[list[str]]] = field(default_factory=dict)  # by pair: its fields, and its GPUs
     idle_s: float = 0.0  # for so long all of its engines had nothing to do
+    gone_s: float = 0.0  # for so long its nodes have reported without a card that it is about
+    gone: list[str] = field(default_factory=list)  # those cards, once it is sure that they are not there any more
 
     @property
     def incident(self) -> str:
         """The identity of this incident: the same over restarts, another one when it fires again."""
         return hashlib.sha256(f"{self.fingerprint}|{self.opened_ns}".encode()).hexdigest()[:32]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether every card that it is about was taken out: it has ended and nothing was mended."""
+        return bool(self.gone) and not self.rests_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +180,28 @@ class AlertMachine:
                 if not knows and told.issuperset(alert.nodes) and _is_at_rest(alert, diagnoses):
                     alert.idle_s += passed
                     knows = alert.idle_s >= self.settings.idle_clear_s
-                found += self._advance(alert, condition, conditions, knows, at_ns, passed)
+                if condition is None and self._has_gone(alert, diagnoses, passed):
+                    found += self._end(alert, at_ns) if alert.state == FIRING else []
+                    self.alerts.pop(mark) if alert.state == PENDING else None
+                else:
+                    found += self._advance(alert, condition, conditions, knows, at_ns, passed)
         return found
+
+    def _has_gone(self, alert: Alert, diagnoses: Sequence[Diagnosis], passed: float) -> bool:
+        """Whether every card that it is about was taken out. Of several, those that were let it go, and the others answer for it."""
+        away = _away(alert, diagnoses)
+        alert.gone_s = alert.gone_s + passed if away else 0.0
+        if not away or alert.gone_s < self.settings.gone_clear_s:
+            return False
+        alert.gone = sorted({*alert.gone, *(gpu for _, gpu in away)})
+        for pair, basis in list(alert.rests_on.items()):
+            left = [gpu for gpu in basis[1] if (pair, gpu) not in away]
+            if left != basis[1]:
+                alert.rests_on[pair] = [basis[0], left]
+                if not left:
+                    del alert.rests_on[pair]
+                    alert.pairs = [other for other in alert.pairs if other != pair]
+        return alert.is_gone
 
     def open(self) -> list[Alert]:
         return [alert for alert in self.alerts.values() if alert.state != RESOLVED]
@@ -227,10 +258,11 @@ class AlertMachine:
 
     def _advance_firing(self, alert: Alert, at_ns: int) -> list[Transition]:
         hold_s = min(self.settings.clear_s * 2**alert.flips, self.settings.clear_max_s)
-        if alert.false_s < hold_s:
-            return []
+        return [] if alert.false_s < hold_s else self._end(alert, at_ns)
+
+    def _end(self, alert: Alert, at_ns: int) -> list[Transition]:
         alert.state, alert.resolved_ns = RESOLVED, at_ns
-        alert.true_s = alert.false_s = alert.idle_s = 0.0
+        alert.true_s = alert.false_s = alert.idle_s = alert.gone_s = 0.0
         alert.flips = min(alert.flips + 1, MOST_FLIPS)
         return [Transition(RESOLVED, replace(alert), None)]
 
@@ -281,12 +313,12 @@ def _check(alert: Alert) -> None:
     texts = [alert.fingerprint, alert.cause, alert.scope, alert.severity, alert.summary_key]
     if not isinstance(alert.place, dict) or not isinstance(alert.nodes, list) or not alert.nodes:
         raise ValueError(f"an alert of no place: {alert.place!r}, {alert.nodes!r}")
-    if not isinstance(alert.pairs, list) or not isinstance(alert.rests_on, dict):
+    if not isinstance(alert.pairs, list) or not isinstance(alert.gone, list) or not isinstance(alert.rests_on, dict):
         raise ValueError("an alert of no pairs")
     for pair, basis in alert.rests_on.items():
         if not (isinstance(basis, list) and len(basis) == 2 and all(isinstance(part, list) for part in basis)):
             raise ValueError(f"what it rests on at {pair!r} can't be told")
-    texts += [*alert.place, *alert.place.values(), *alert.nodes, *alert.pairs, *alert.rests_on]
+    texts += [*alert.place, *alert.place.values(), *alert.nodes, *alert.pairs, *alert.gone, *alert.rests_on]
     texts += [text for basis in alert.rests_on.values() for part in basis for text in part]
     if not all(isinstance(text, str) for text in texts) or not isinstance(alert.summary_values, dict):
         raise ValueError("a name or a summary that is no text")
@@ -299,10 +331,10 @@ def _check(alert: Alert) -> None:
         type(number) is int and 0 <= number < 2**63 for number in whole if number is not None
     ):
         raise ValueError("a time or a count that is none")
-    measured = [alert.true_s, alert.false_s, alert.confidence, alert.idle_s, alert.loss_pct]
+    measured = [alert.true_s, alert.false_s, alert.confidence, alert.idle_s, alert.gone_s, alert.loss_pct]
     if not all(type(number) in (int, float) and isfinite(number) for number in measured if number is not None):
         raise ValueError("a measure that is no number")
-    if None in measured[:4] or alert.flips > MOST_FLIPS or not isinstance(alert.simulated, bool):
+    if None in measured[:5] or alert.flips > MOST_FLIPS or not isinstance(alert.simulated, bool):
         raise ValueError("a measure, a count of flips or a mark that can't be")
 
 
@@ -353,6 +385,7 @@ def _refresh(alert: Alert, condition: Condition) -> None:
     alert.summary_key, alert.summary_values = verdict.summary.key, dict(verdict.summary.values)
     alert.nodes = sorted(set(alert.nodes) | condition.nodes)
     alert.pairs = sorted({*alert.pairs, *_pairs(condition)})
+    alert.gone = []
     for pair, (lanes, gpus) in _plain(condition).items():
         before = alert.rests_on.get(pair, [[], gpus])
         about = sorted({*before[1], *gpus}) if before[1] and gpus else []
@@ -388,6 +421,21 @@ def _is_over(alert: Alert, diagnoses: Sequence[Diagnosis]) -> bool:
         if not is_well(diagnosis, alert.cause, Basis(tuple(lanes), tuple(gpus))):
             return False
     return True
+
+
+def _away(alert: Alert, diagnoses: Sequence[Diagnosis]) -> set[tuple[str, str]]:
+    """(pair, GPU) of the cards that it is about and that their node, which reports, has none of."""
+    there: dict[str, set[str]] = {}
+    for diagnosis in diagnoses:
+        seen = diagnosis.seen
+        if seen is not None and not Bar().reached("telemetry.stale_s", seen.silent_s):
+            there.setdefault(diagnosis.subject["node"], set()).update(gpu.index for gpu in seen.gpus)
+    return {
+        (pair, gpu)
+        for pair, (_, gpus) in alert.rests_on.items()
+        for gpu in gpus
+        if (node := pair.partition("\x1f")[0]) in there and gpu not in there[node]
+    }
 
 
 def _is_at_rest(alert: Alert, diagnoses: Sequence[Diagnosis]) -> bool:

@@ -91,7 +91,8 @@ def _alert(transition: Transition, voice: Voice) -> dict[str, object]:
         )
     else:
         minutes = ((alert.resolved_ns or 0) - alert.began_ns) / 60e9
-        title = say("rules.alert.resolved", voice.language, cause=cause, place=place, minutes=max(minutes, 0.0))
+        key, cards = ("rules.alert.gone", ", ".join(alert.gone)) if alert.is_gone else ("rules.alert.resolved", "")
+        title = say(key, voice.language, cause=cause, place=place, minutes=max(minutes, 0.0), gpus=cards)
     annotations = {"summary": title}
     if condition is not None:
         annotations["description"] = "; ".join(line.text(voice.language) for line in condition.verdict.evidence)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rules.window import Device, Window
+from rules.thresholds import Bar
+from rules.window import SECOND, Device, Window
 from telemetry.catalogue import COMMON_TAGS, NOT_LIVE
 
 
@@ -32,11 +33,17 @@ def pairs_of(window: Window) -> list[Pair]:
     """Every pair that the window holds, by node and engine.
 
     An engine's `gpus` tag ("0+1") names its GPUs; without it the engine has those that no other engine of its node names.
-    GPUs that belong to no engine are judged with the node alone.
+    GPUs that belong to no engine are judged with the node alone. One that was not heard of for a quarter of an hour, on a node that
+    reports, was taken out: it is nobody's.
     """
     found: list[Pair] = []
     for node in sorted(window.nodes()):
-        gpus = {device.tags.get("gpu", ""): device for device in _newest(window.devices(node, "gpu"), "gpu")}
+        last_ns = max((device.last_ns for device in window.all_devices(node)), default=0)
+        gpus = {
+            device.tags.get("gpu", ""): device
+            for device in _newest(window.devices(node, "gpu"), "gpu")
+            if not Bar().reached("telemetry.gone_s", (last_ns - device.last_ns) / SECOND)
+        }
         engines = _newest(window.devices(node, "engine"), "engine")
         named = {index for engine in engines for index in _indices(engine)}
         for engine in engines:

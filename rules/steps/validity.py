@@ -51,6 +51,7 @@ def _silent_device(evidence: Evidence, bar: Bar) -> Finding | None:
             summary("gpu_silent", gpus=which),
             (fix("restart_gpu_reader", Cost.OPERATIONS_CHEAP),),
             since_ns=evidence.at_ns - int(min(oldest, 1e6) * 1e9),
+            gpus=tuple(gpu.index for gpu in silent),
             alone=True,
         )
     if engine is not None and bar.reached("telemetry.named_s", engine.age_s):

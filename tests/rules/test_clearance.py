@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -9,11 +10,12 @@ import pytest
 
 from rules.alerts import FIRING, RESOLVED, AlertMachine, AlertSettings
 from rules.clearance import OF_LOAD
+from rules.notification import Voice, messages_of
 from rules.triage import JudgeSettings, walk
 from rules.verdict import Cause
 from telemetry.sample import Sample
 from tests.rules import plant
-from tests.rules.plant import SECOND, Fault, Moment, Node, event, scene
+from tests.rules.plant import SECOND, Fault, Moment, Node, bend, event, scene
 
 AT, MENDED, BACK, END = 140, 260, 560, 760
 SOON = AlertSettings(idle_clear_s=200.0)
@@ -131,6 +133,60 @@ def _without(samples: Iterable[Sample], lane: str) -> Iterable[Sample]:
             left = {key: kept for key, kept in sample.fields.items() if not key.startswith(prefix)}
             sample = replace(sample, fields=left)
         yield sample
+
+
+def taken_out(samples: Iterable[Sample], gpu: str = "") -> list[Sample]:
+    """From MENDED on the node reports without the card (all of them without a name)."""
+    cut = plant.T0 + MENDED * SECOND
+    return [s for s in samples if s.time_ns < cut or s.measurement != "gpu" or gpu not in ("", s.tags["gpu"])]
+
+
+LONG = 1400
+
+
+def test_what_a_card_suffered_from_ends_with_it_in_half_an_hour_and_nobody_calls_it_well() -> None:
+    samples = scene([Node("n1", 1, at=AT, gpus=1, fault=bend(gpu_state=1)), Node("n2", 2)], LONG)
+    machine, ended = AlertMachine(AlertSettings(gone_clear_s=100.0)), []
+    for _, diagnoses in walk(taken_out_of("n1", samples), None, JudgeSettings(step_s=10.0)):
+        at_ns = diagnoses[0].at_ns
+        second = (at_ns - plant.T0) // SECOND
+        machine = AlertMachine.of(json.loads(json.dumps(machine.state())), machine.settings)  # and over a restart
+        ended += [(second, t) for t in machine.step(diagnoses, at_ns, 10.0) if t.state == RESOLVED]
+    assert {t.alert.cause for _, t in ended} == {Cause.GPU_FAULT, Cause.TELEMETRY}
+    assert [(second, t.alert.cause) for second, t in ended if not MENDED + 980 <= second <= MENDED + 1030] == []
+    for language, gone in (("en", "reports without GPU 0: the card is gone"), ("zh", "该卡已不在")):
+        titles = [
+            alert["annotations"]["summary"]
+            for message in messages_of([t for _, t in ended], Voice(language))
+            for alert in json.loads(message.body)["alerts"]
+        ]
+        assert len(titles) == 2 and all(gone in title for title in titles)
+    assert machine.open() == []
+
+
+def taken_out_of(node: str, samples: Iterable[Sample]) -> list[Sample]:
+    there, left = [s for s in samples if s.tags["node"] != node], [s for s in samples if s.tags["node"] == node]
+    return sorted([*there, *taken_out(left)], key=lambda sample: sample.time_ns)
+
+
+@pytest.mark.parametrize("whole_node", [True, False], ids=["its node is silent", "it is silent for minutes only"])
+def test_a_card_that_may_come_back_keeps_its_alert(whole_node: bool) -> None:
+    samples = scene(
+        [Node("n1", 1, at=AT, gpus=1, fault=bend(gpu_state=1)), Node("n2", 2)], LONG if whole_node else 1100
+    )
+    cut = plant.T0 + MENDED * SECOND
+    left = taken_out_of("n1", samples)
+    if whole_node:
+        left = [s for s in left if s.time_ns < cut or s.tags["node"] != "n1"]
+    found, _ = told(left, AlertSettings(gone_clear_s=100.0))
+    assert [state for _, state, cause in found if cause == Cause.GPU_FAULT] == [FIRING]
+
+
+def test_of_two_bad_cards_the_one_that_is_gone_does_not_hold_the_mended_ones_alert() -> None:
+    samples = scene([Node("n1", 1, at=AT, gpus=2, fault=faulty(gpu_state=1))], LONG)
+    found, machine = told(taken_out(samples, "1"), AlertSettings(gone_clear_s=100.0))
+    assert [state for _, state, cause in found if cause == Cause.GPU_FAULT] == [FIRING, RESOLVED]
+    assert machine.open() == []
 
 
 def test_an_idle_engine_keeps_no_alert_of_its_own_for_ever() -> None:
