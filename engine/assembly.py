@@ -192,7 +192,8 @@ def _assembled(
         peaks = measure_peaks(loaded.choice.kernel, dtype, device)
     log(f"peak: {peaks.flops_per_s / 1e9:.0f} GFLOP/s, {peaks.bytes_per_s / 1e9:.1f} GB/s")
     usual_budget = 256 if device.type == "cpu" else 2048
-    scheduler = make_scheduler(settings, share.num_blocks, share.host_blocks, share.context, usual_budget)
+    window = config.window if len(config.local_layers) == config.num_layers else None
+    scheduler = make_scheduler(settings, share.num_blocks, share.host_blocks, share.context, usual_budget, window)
     clock = stage_clock(device) if settings.stage_timers else None
     runner = Runner(decoder, cache, ThreadChooser(share.threads), clock)
     steps: StepRunner = LeadingRunner(runner, ranks) if ranks else runner
@@ -241,9 +242,16 @@ def nothing_to_close() -> None:
 
 
 def make_scheduler(
-    settings: EngineSettings, num_blocks: int, host_blocks: int, context: int, usual_budget: int
+    settings: EngineSettings,
+    num_blocks: int,
+    host_blocks: int,
+    context: int,
+    usual_budget: int,
+    window: int | None = None,
 ) -> Scheduler:
-    """The scheduler that the settings describe, over so many blocks on the device and on the host."""
+    """The scheduler that the settings describe, over so many blocks on the device and on the host, for a model of which no layer
+    looks back further than `window` tokens.
+    """
     paged = settings.kv_layout == "paged"
     size = settings.block_size
     return Scheduler(
@@ -255,6 +263,7 @@ def make_scheduler(
         prefix_cache=settings.prefix_cache and paged,
         host=BlockPool(host_blocks, size) if host_blocks else None,
         batching=Batching(settings.batching),
+        window=window if paged else None,  # an extent is given back as a whole
     )
 
 

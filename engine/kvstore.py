@@ -163,6 +163,8 @@ class KVStore:
         """The slots of a table's first `tokens` tokens beside what stands for them in `whole`, bytes in the order of layers: one
         pair for each part and each run of neighbouring blocks.
         """
+        if not tokens:
+            return
         size = self.block_size
         runs: list[list[int]] = []
         for number, block in enumerate(blocks[: -(-tokens // size)]):

@@ -61,6 +61,7 @@ class Request:
         "finished_s",
         "first_scheduled_s",
         "first_token_s",
+        "gone",
         "host_blocks",
         "id",
         "last_token_s",
@@ -103,6 +104,7 @@ class Request:
         self.finish: Finish | None = None
         self.error: str | None = None
         self.blocks: list[int] = []
+        self.gone = 0  # so many of its first blocks it doesn't hold any more: no layer looks back so far
         self.host_blocks: list[int] = []  # where its cache is while it is swapped out
         self.block_keys: list[bytes] = []  # names of its full blocks, as far as somebody has asked for them
         self.num_computed = 0
@@ -115,6 +117,11 @@ class Request:
         self.last_token_s: float | None = None
         self.finished_s: float | None = None
         self.paused_since_s: float | None = None
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Those of its blocks that are taken for it."""
+        return self.blocks[self.gone :] if self.gone else self.blocks
 
     @property
     def num_tokens(self) -> int:

@@ -93,7 +93,8 @@ class StepPlan:
 class Scheduler:
     """Owns the queue, the running requests in order of admission, and through the pool every block in their tables.
 
-    `host` is where preempted requests are swapped to; without it, or when it is full, their cache is computed anew.
+    `host` is where preempted requests are swapped to; without it, or when it is full, their cache is computed anew. `window`: no
+    layer of the model attends to more than so many tokens; blocks that lie before are given back while their request runs.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class Scheduler:
         prefix_cache: bool = False,
         host: BlockPool | None = None,
         batching: Batching = Batching.CONTINUOUS,
+        window: int | None = None,
     ) -> None:
         self.pool = pool
+        self.window = window
         self.waiting = queue
         self.running: list[Request] = []
         self.held: list[Request] = []
@@ -161,7 +164,7 @@ class Scheduler:
         if request.blocks:
             request.state = State.RUNNING
             self.running.append(request)
-            self._share_full_blocks(request, 0)
+            self._share_full_blocks(request, request.gone * self.pool.block_size)
         else:
             request.state = State.WAITING
             self.waiting.put_back(request)
@@ -195,11 +198,21 @@ class Scheduler:
         """A step has written K and V of a row's tokens, of which guessed ones don't count before they are accepted."""
         row.request.num_computed = row.known_end
         self._share_full_blocks(row.request, row.start)
+        self._leave_behind(row.request)
 
     def accepted(self, request: Request) -> None:
         """One more of a request's tokens was guessed right: its K and V are there already."""
         request.num_computed += 1
         self._share_full_blocks(request, request.num_computed - 1)
+
+    def _leave_behind(self, request: Request) -> None:
+        """Give back the blocks that the next token doesn't look back to. Those with a name can still be found by it."""
+        if self.window is None:
+            return
+        gone = max(0, request.num_computed + 1 - self.window) // self.pool.block_size
+        if gone > request.gone:
+            self.pool.give_back(request.blocks[request.gone : gone])
+            request.gone = gone
 
     def _share_full_blocks(self, request: Request, start: int) -> None:
         """Name the full blocks from token `start` on."""
@@ -285,11 +298,11 @@ class Scheduler:
         plan.rows = [row for row in plan.rows if row.request is not victim]
         plan.preempted.append(victim)
         self.running.remove(victim)
-        written = -(-victim.num_computed // self.pool.block_size)
-        if self.host is not None and 0 < written <= self.host.num_free:
-            victim.host_blocks = self.host.take(written)
-            plan.swap_out += zip(victim.blocks[:written], victim.host_blocks, strict=True)
-            self.pool.give_back(victim.blocks)
+        written = victim.blocks[victim.gone : -(-victim.num_computed // self.pool.block_size)]
+        if self.host is not None and 0 < len(written) <= self.host.num_free:
+            victim.host_blocks = self.host.take(len(written))
+            plan.swap_out += zip(written, victim.host_blocks, strict=True)
+            self.pool.give_back(victim.held_blocks)
             victim.blocks = []
         else:
             self._release(victim)
@@ -340,16 +353,16 @@ class Scheduler:
 
     def _let_in(self, plan: StepPlan, request: Request, shared: list[int]) -> None:
         """Start or resume a request: its cache is what others share with it, then what was swapped out."""
-        self.pool.share(shared)
-        request.blocks = list(shared)
         cached = len(shared) * self.pool.block_size
+        shared = shared[request.gone :]
+        self.pool.share(shared)
+        request.blocks = [0] * request.gone + shared  # nobody reads what is gone
         plan.admitted.append((request, cached))
         if cached < request.num_computed:
             rest = request.host_blocks[len(shared) :]
-            request.blocks += self.pool.take(len(rest))
-            plan.swap_in += zip(
-                rest, request.blocks[len(shared) :], strict=False
-            )  # an extent may be longer than the rest
+            taken = self.pool.take(len(rest))
+            request.blocks += taken
+            plan.swap_in += zip(rest, taken, strict=False)  # an extent may be longer than the rest
         else:
             request.num_computed = cached
         if self.host is not None:
@@ -370,8 +383,9 @@ class Scheduler:
         plan.failed.append((request, reason))
 
     def _release(self, request: Request) -> None:
-        self.pool.give_back(request.blocks)
+        self.pool.give_back(request.held_blocks)
         request.blocks = []
+        request.gone = 0
         if self.host is not None:
             self.host.give_back(request.host_blocks)
             request.host_blocks = []
@@ -381,7 +395,7 @@ class Scheduler:
         """Raise AssertionError unless each block is free or taken by just the requests that hold it, here and on the host.
         Used by tests.
         """
-        self.pool.check([r.blocks for r in (*self.running, *self.held)])
+        self.pool.check([r.held_blocks for r in (*self.running, *self.held)])
         for request in self.running:
             if len(request.blocks) * self.pool.block_size < request.num_computed:
                 raise AssertionError(f"request {request.id} has more cached tokens than slots")

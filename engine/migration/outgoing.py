@@ -119,16 +119,18 @@ class Departures:
         engine, assembled = self._service.engine, self._service.assembled
         request = engine.hold(id)
         now = time.monotonic()
+        # blocks that the model's window has left behind may be others' by now: then the tokens travel and are computed there
+        computed = 0 if request.gone else request.num_computed
         try:
             return Parcel(
                 identity=assembled.identity,
                 tokens=tuple(request.tokens),
                 prompt=request.prompt,
-                computed=request.num_computed,
+                computed=computed,
                 sampling=request.sampling,
                 priority=request.priority,
                 deadline_in_s=None if request.deadline_s is None else request.deadline_s - now,
-                cache=assembled.cache.read(request.blocks, request.num_computed),
+                cache=assembled.cache.read(request.blocks, computed),
             )
         except BaseException:
             engine.resume(id)

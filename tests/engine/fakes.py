@@ -44,8 +44,9 @@ class MemoryRunner:
     The next token depends on the request and the position only, so an output is right or wrong whatever happened on the way.
     """
 
-    def __init__(self, block_size: int, token_budget: int, step_s: float = 0.01) -> None:
+    def __init__(self, block_size: int, token_budget: int, step_s: float = 0.01, window: int | None = None) -> None:
         self.block_size = block_size
+        self.window = window  # no token of a row looks back further
         self.token_budget = token_budget
         self.step_s = step_s
         self.slots: dict[int, int] = {}
@@ -70,8 +71,10 @@ class MemoryRunner:
                 if position >= row.start:
                     self.slots[self._slot(row.request, position)] = digest
         for row in plan.rows:
+            first = 0 if self.window is None else max(0, row.start + 1 - self.window)
+            assert row.request.gone <= first // self.block_size, "a block is gone that is still read"
             for position, digest in enumerate(digests(row)):
-                assert self.slots[self._slot(row.request, position)] == digest
+                assert position < first or self.slots[self._slot(row.request, position)] == digest
         chosen = tuple((row, token) for row in plan.rows if row.samples for token in verified(row))
         return StepResult(chosen, self.step_s)
 
@@ -149,7 +152,7 @@ def speculate(
 def fake_engine(
     scheduler: Scheduler, clock: FakeClock, context: int = 10_000, end_tokens: frozenset[int] = frozenset()
 ) -> tuple[Engine, MemoryRunner]:
-    runner = MemoryRunner(scheduler.pool.block_size, scheduler.token_budget)
+    runner = MemoryRunner(scheduler.pool.block_size, scheduler.token_budget, window=scheduler.window)
     stats = EngineStats(started_s=clock(), peaks=Peaks(1e6, 1e6))
     return Engine(scheduler, runner, COST, stats, end_tokens, context, stall_timeout_s=5.0, clock=clock), runner
 
@@ -166,6 +169,7 @@ def make(
     batching: Batching = Batching.CONTINUOUS,
     policy: str = "first-come",
     contiguous: bool = False,
+    window: int | None = None,
 ) -> tuple[Engine, MemoryRunner, FakeClock]:
     """An engine over a runner that remembers, and the clock that both go by."""
     clock = FakeClock()
@@ -178,6 +182,7 @@ def make(
         prefix_cache,
         BlockPool(host_blocks, block_size) if host_blocks else None,
         batching,
+        window,
     )
     engine, runner = fake_engine(scheduler, clock, context)
     return engine, runner, clock
