@@ -18,6 +18,7 @@ from pairscope.selection import open_for_reading
 from rules.clocks import Clocks
 from rules.present import MARKS, present_all
 from rules.service import TriageSettings
+from rules.strays import without_strays
 from rules.triage import JudgeSettings, judge
 from rules.verdict import Diagnosis, Status
 from rules.window import KEPT
@@ -77,6 +78,7 @@ def read_recording(path: Path, language: str, nodes: Sequence[str] = ()) -> tupl
     except OSError as error:
         reason = error.strerror or str(error)
         raise StoreError(say("pairscope.judge.unreadable", language, path=path, reason=reason)) from None
+    samples, strays = without_strays(samples)
     if not samples and recording.bad_lines:
         first = recording.problems[0]
         values = {"path": path, "count": recording.bad_lines, "line": first.line, "reason": first.reason}
@@ -92,13 +94,20 @@ def read_recording(path: Path, language: str, nodes: Sequence[str] = ()) -> tupl
             line=first.line,
             reason=first.reason,
         )
-        Console(stderr=True, soft_wrap=True).print(warning, style="yellow", markup=False, highlight=False)
+        _warn(warning)
+    if strays:
+        values = {"path": path, "count": len(strays), "first": iso(strays[0].time_ns)}
+        _warn(say("pairscope.judge.strays", language, **values, last=iso(max(s.time_ns for s in samples))))
     heard = {sample.tags["node"] for sample in samples if is_judged(sample)}
     if strange := [node for node in nodes if node not in heard]:
         values = {"path": path, "node": ", ".join(strange), "known": some_of(heard)}
         raise StoreError(say("pairscope.judge.none_of", language, **values))
     kept = [sample for sample in samples if not nodes or sample.tags.get("node") in nodes]
     return kept, recording.bad_lines
+
+
+def _warn(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(text, style="yellow", markup=False, highlight=False)
 
 
 def some_of(nodes: Iterable[str]) -> str:

@@ -139,3 +139,18 @@ def test_reading_a_store_is_told_of_at_once_on_stderr_where_no_terminal_shows_it
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith(f"reading all nodes from {url}, since 20")
     json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("command", ["triage", "report"])
+def test_a_stray_sample_hours_after_a_recording_is_told_of_in_one_line_and_does_not_end_it(
+    tmp_path: Path, command: str
+) -> None:
+    path = recording(tmp_path, "n1")
+    whole = path.read_text()
+    path.write_text(whole.replace("host,", f"host,node=n1 cpu_pct=5.0 {4_000_000_000 * 10**9}\nhost,", 1))
+    arguments = ["--state-dir", str(tmp_path / "state")] if command == "triage" else ["--json"]
+    done = pairscope(command, str(path), *arguments)
+    told = [line for line in done.stderr.splitlines() if "are left out" in line]
+    assert len(told) == 1 and "1 samples lie hours after all others, the first at 2096-10-02" in told[0]
+    assert "ends at 2023-11-14T22:14:19" in told[0]
+    assert "2096" not in done.stdout

@@ -1,0 +1,32 @@
+"""Strays of a recording: the few samples of a clock that was wrong for a moment, hours after everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rules.window import SECOND
+from telemetry.sample import Sample
+
+APART_S = 3600.0
+"""So far behind the last of the others. Own choice: what goes on after an hour of silence goes on for longer than `SPAN_S`."""
+
+SPAN_S = 10.0
+SHARE = 0.01
+"""A stray is no tick of a whole fleet that speaks again: with all that lies so late it is at most this share of the recording."""
+
+
+def without_strays(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """(the recording, its strays), both in their order. A recording would end with its stray, and every node be silent by then."""
+    times = sorted(sample.time_ns for sample in samples)
+    end, most = len(times), max(1, int(SHARE * len(times)))
+    place = end - 1
+    while place > 0 and end - place <= most:
+        if times[place] - times[place - 1] > APART_S * SECOND:
+            if times[end - 1] - times[place] > SPAN_S * SECOND:
+                break
+            end = place
+        place -= 1
+    if end == len(times):
+        return list(samples), []
+    last_ns = times[end - 1]
+    return [s for s in samples if s.time_ns <= last_ns], [s for s in samples if s.time_ns > last_ns]
