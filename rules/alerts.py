@@ -297,13 +297,24 @@ class AlertMachine:
             if not isinstance(state, dict) or state["version"] != 1:
                 raise ValueError("it was made by another version")
             for plain in state["alerts"]:
-                alert = Alert(**plain)
-                _check(alert)
-                _make_sayable(alert)
+                alert = alert_of(plain)
                 machine.alerts[alert.fingerprint] = alert
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of the alerts is not complete: {error}") from error
         return machine
+
+
+def alert_of(plain: object) -> Alert:
+    """The alert of one entry of the state. ValueError for one that `state` could not have written."""
+    if not isinstance(plain, dict):
+        raise ValueError(f"no alert: {plain!r:.60}")
+    try:
+        alert = Alert(**plain)
+        _check(alert)
+    except TypeError as error:
+        raise ValueError(f"an alert that is not complete: {error}") from error
+    _make_sayable(alert)
+    return alert
 
 
 def _check(alert: Alert) -> None:

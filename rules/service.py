@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rules.alertfile import load_alerts
 from rules.alerts import AlertMachine, AlertSettings, alert_sample
 from rules.clocks import Clocks, set_right
 from rules.memory import PairMemory
@@ -362,15 +363,7 @@ class Service:
     # --- state
 
     def _load_alerts(self) -> AlertMachine:
-        path = self.folder / ALERTS
-        state = read_state(path)
-        if state is None:
-            return AlertMachine(self.settings.alerts)
-        try:
-            return AlertMachine.of(state, self.settings.alerts)
-        except ValueError as error:
-            put_aside(path, str(error))
-            return AlertMachine(self.settings.alerts)
+        return load_alerts(self.folder / ALERTS, self.settings.alerts)
 
     def _load_baseline(self) -> None:
         path = self.folder / BASELINE
