@@ -88,12 +88,12 @@ def _verdict(verdict: Verdict, language: str) -> list[str]:
     where = [verdict.subject[name] for name in ("rack", "node", "engine", "gpu") if name in verdict.subject]
     lines = [
         say(
-            "rules.present.verdict",
+            "rules.present.verdict" if where else "rules.present.verdict_told",
             language,
             cause=say(f"rules.cause.{verdict.cause}", language),
             step=int(verdict.step),
             confidence=verdict.confidence,
-            scope=f"{scope} {' / '.join(where)}".rstrip(),
+            scope=f"{scope} {' / '.join(where)}",
         ),
         f"  {verdict.summary.text(language)}",
     ]

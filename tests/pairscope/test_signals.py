@@ -53,3 +53,15 @@ def test_a_list_is_answered_in_the_order_in_which_it_was_given(tmp_path: Path) -
     lines = triage(tmp_path, told).stdout
     assert -1 < lines.index("first") < lines.index("second") < lines.index("third")
     assert [len(found) for found in json.loads(triage(tmp_path, told, "--json").stdout)] == [0, 1, 0]
+
+
+def test_a_verdict_of_no_place_names_none(tmp_path: Path) -> None:
+    hot = {"tps_ratio": 0.6, "sm_ratio": 0.65, "temp_c": 91, "flags": ["hw_thermal"], "id": "night"}
+    for language, cause in (
+        ("en", "thermal throttling (step 1, confidence 0.9"),
+        ("zh", "过热降频(第 1 步,置信度 0.9"),
+    ):
+        line = next(
+            line for line in triage(tmp_path, hot, "--lang", language).stdout.splitlines() if cause[-15:] in line
+        )
+        assert line.startswith(cause) and line.rstrip(")").split()[-1][-1].isdigit(), line
