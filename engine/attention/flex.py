@@ -159,13 +159,13 @@ def within(part: Tensor, starts: Tensor, size: int, window: int | None) -> Calla
 
     def windowed(sequence: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
         own = part[sequence, slot // size]
-        ago = starts[sequence] + query - own * size - slot % size
-        return (own >= 0) & (ago >= 0) & (ago < reach)
+        at, here = own * size + slot % size, starts[sequence] + query
+        return (own >= 0) & (at <= here) & (at > here - wide)
 
     if window is None:
         return causal
-    reach = window
-    return windowed
+    wide = window  # the last of the enclosed names by the alphabet: torch goes by their places, and takes a number that differs
+    return windowed  # from the one in its place before for one that varies, for which its C++ does not compile
 
 
 def capped(cap: Tensor) -> Callable[..., Tensor]:
