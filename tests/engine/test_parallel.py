@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import httpx
 import psutil
 import pytest
 import torch
+from torch.distributed import distributed_c10d as c10d
 
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import open_checkpoint
@@ -47,7 +51,7 @@ def settings_for(folder: Path, ranks: int) -> EngineSettings:
         threads=1,
         preemption="swap",
         tensor_parallel=ranks,
-        rank_timeout_s=5.0,
+        rank_timeout_s=120.0,  # a busy machine hangs no rank
     )
 
 
@@ -60,15 +64,16 @@ def assembled(settings: EngineSettings) -> Iterator[Assembled]:
         made.close()
 
 
-def outputs(engine: Engine, mark: str) -> list[list[int]]:
-    asked = [
-        Request(f"{mark}{number}", prompt, Sampling(temperature=0.0, max_tokens=40, ignore_eos=True), time.monotonic())
-        for number, prompt in enumerate(PROMPTS)
-    ]
+def outputs(
+    engine: Engine, mark: str, tokens: int = 40, after_step: Callable[[], None] = lambda: None
+) -> list[list[int]]:
+    sampling = Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    asked = [Request(f"{mark}{number}", prompt, sampling, time.monotonic()) for number, prompt in enumerate(PROMPTS)]
     for request in asked:
         engine.add(request)
     while engine.has_work:
         engine.step()
+        after_step()
     return [request.output for request in asked]
 
 
@@ -99,16 +104,18 @@ def test_two_ranks_give_the_tokens_of_one_say_which_is_slow_and_miss_one_that_ha
         first, second = engine.stats.ranks
         assert second.steps <= first.steps == engine.stats.counters.steps_total
         assert min(rank.compute_s for rank in engine.stats.ranks) > 0
-        before = [(rank.compute_s, rank.wait_s) for rank in engine.stats.ranks]
         slow_first_rank(engine)
-        outputs(engine, "b")
-        (own, waited), (others_own, others_waited) = (
-            (rank.compute_s - compute_s, rank.wait_s - wait_s)
-            for rank, (compute_s, wait_s) in zip(engine.stats.ranks, before, strict=True)
+        steps: list[list[float]] = []
+        outputs(engine, "b", 20, lambda: steps.append([s for r in engine.stats.ranks for s in (r.compute_s, r.wait_s)]))
+        # of most steps: in any one a busy machine may have kept a rank from computing
+        own, waited, others_own, others_waited = (
+            statistics.median(after - before for before, after in itertools.pairwise(spent))
+            for spent in zip(*steps, strict=True)
         )
         assert own > 2 * others_own
         assert others_waited > 2 * waited
         (other,) = workers()
+        c10d._set_pg_timeout(timedelta(seconds=3), torch.distributed.group.WORLD)  # rank_timeout_s, of what comes now
         other.send_signal(signal.SIGSTOP)
         with pytest.raises(RankLost, match="a rank did not answer in time"):
             outputs(engine, "c")
