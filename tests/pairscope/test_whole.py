@@ -124,8 +124,26 @@ def test_each_part_says_that_it_is_ready(up: Up) -> None:
 def test_the_engine_speaks_sensible_english(up: Up) -> None:
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     answer = loopback.post(f"{up.engine}/v1/completions", json=body).json()
-    assert "Paris" in answer["choices"][0]["text"]
+    assert answer["model"] == "smollm2-135m-instruct"
+    assert answer["choices"][0]["text"].startswith(" Paris")
     assert answer["usage"]["completion_tokens"] <= 8
+
+
+def test_a_question_is_answered_in_a_sentence_that_ends_by_itself(up: Up) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"messages": messages, "max_tokens": 60, "temperature": 0}
+    (choice,) = loopback.post(f"{up.engine}/v1/chat/completions", json=body).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert "capital of France is Paris" in choice["message"]["content"]
+
+
+def test_sampled_text_is_still_english(up: Up) -> None:
+    messages = [{"role": "user", "content": "Write two sentences about the sea."}]
+    body = {"messages": messages, "max_tokens": 60, "temperature": 0.7, "top_p": 0.9, "seed": 1}
+    answer = loopback.post(f"{up.engine}/v1/chat/completions", json=body).json()
+    words = [word.strip(".,!?;:\"'()").lower() for word in answer["choices"][0]["message"]["content"].split()]
+    assert len(words) > 10
+    assert len({"the", "a", "of", "and", "is", "in", "to", "sea", "ocean", "water", "its", "with"} & set(words)) >= 4
 
 
 def test_one_tick_carries_both_sides_of_the_pair_with_one_timestamp(up: Up) -> None:
