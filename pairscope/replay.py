@@ -26,6 +26,7 @@ from typing import IO, cast
 from pairscope.moment import iso, moment_ns, span_ns
 from pairscope.progress import Advance
 from pairscope.whole_file import CannotCopy
+from rules.strays import passed_by
 from telemetry import lineprotocol
 from telemetry.catalogue import REPLAYED
 from telemetry.lineprotocol import Problem, Recording
@@ -96,6 +97,7 @@ class Replayed:
     bad_lines: int = 0
     refused: int = 0
     judgements: int = 0
+    strays: int = 0  # of a clock that was wrong for a moment, in a replay that moves or paces its times
     ends_early: bool = False
     given_up_at: int | None = None  # line of what is no recording
     offset_ns: int = 0
@@ -223,7 +225,9 @@ def replay(
         advance(source.done_bytes, done.samples)
 
     recording = source.read()
-    for sample in source.samples(recording):
+    strays: list[Sample] = []
+    numbered = ((sample, recording.lines) for sample in source.samples(recording))
+    for sample, place in passed_by(numbered, strays) if plan.shift is not None or pace is not None else numbered:
         moved = _moved(sample, offset_ns, plan)
         if plan.marks and moved.measurement in JUDGEMENTS:
             done.judgements += 1
@@ -232,10 +236,11 @@ def replay(
             write()
             wait(left_s)
         batch.append(moved)
-        lines.append(recording.lines)
+        lines.append(place)
         if len(batch) >= BATCH:
             write()
     write()
+    done.strays = len(strays)
     done.bad_lines = recording.bad_lines
     done.problems = sorted([*recording.problems[:TOLD], *done.problems], key=lambda problem: problem.line)[:TOLD]
     done.ends_early = source.ends_early
@@ -252,7 +257,7 @@ def _offset_ns(source: Source, plan: Plan) -> int:
     source.keep()
     first: int | None = None
     last: int | None = None
-    for sample in source.samples(source.read()):
+    for sample, _ in passed_by(((each, 0) for each in source.samples(source.read())), []):
         if not (plan.marks and sample.measurement in JUDGEMENTS):
             first = sample.time_ns if first is None else min(first, sample.time_ns)
             last = sample.time_ns if last is None else max(last, sample.time_ns)
@@ -359,6 +364,8 @@ def replayed_lines(path: Path, store_url: str, plan: Plan, done: Replayed) -> It
 
     if done.bad_lines:
         yield line("bad", path=path, count=done.bad_lines), True
+    if done.strays:
+        yield line("strays", path=path, count=done.strays), True
     if done.refused:
         yield line("refused", path=path, count=done.refused), True
     for problem in done.problems:
@@ -400,6 +407,7 @@ def replayed_json(path: Path, store_url: str, plan: Plan, done: Replayed) -> dic
         "bad_lines": done.bad_lines,
         "refused": done.refused,
         "judgements_left_out": done.judgements,
+        "strays_left_out": done.strays,
         "ends_early": done.ends_early,
         "given_up_at": done.given_up_at,
         "problems": [{"line": problem.line, "reason": problem.reason[:200]} for problem in done.problems],

@@ -281,3 +281,11 @@ def test_a_replay_into_influxdb_is_the_same_twice(influxd: Influxd, tmp_path: Pa
             recorded(opened, tmp_path / turn)
     assert (tmp_path / "1.lp").read_bytes() == (tmp_path / "2.lp").read_bytes()
     assert list(read(tmp_path / "1.lp")) == samples()
+
+
+def test_a_stray_sample_neither_moves_a_replay_into_the_past_nor_holds_it_up(store: Store, tmp_path: Path) -> None:
+    stray = Sample("host", {"node": "n2"}, {"cpu_pct": 1.0}, T0 + 10**9 * S)
+    path = written(tmp_path / "a.lp", [*samples()[:50], stray, *samples()[50:]])
+    done = replayed(path, store, Plan(Shift(last_at_ns=T0 - HOUR)))
+    assert (done.samples, done.strays, done.last_ns) == (241, 1, T0 - HOUR)
+    assert replayed(path, store).strays == 0  # kept as it is where no time is moved
