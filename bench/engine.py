@@ -5,6 +5,7 @@ python bench/engine.py --streams 1,8 --tokens 64 --repeats 5 --json
 python bench/engine.py --quantize none,int8,int4     (each scheme's speed beside what it costs the model)
 python bench/engine.py --ab paged,batching,chunked,prefix,speculation
 python bench/engine.py --rss 10     (whether the server's memory grows in ten minutes of 16 streams)
+python bench/engine.py --abuse     (what rude, wrong and too many clients cost the others)
 python bench/engine.py --stages     (where a step's time goes, and what timing it costs)
 python bench/engine.py --decode-mbu --device cuda     (share of memory bandwidth that decoding one sequence uses, random weights)
 python bench/engine.py --peers vllm,llama --vllm-python PATH --llama-python PATH     (beside other engines: bench/engine_peers.py)
@@ -37,7 +38,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-from bench import engine_ab, engine_mbu, engine_peers, engine_rss, engine_stages
+from bench import engine_ab, engine_abuse, engine_mbu, engine_peers, engine_rss, engine_stages
 from engine.assembly import Assembled, assemble
 from engine.checkpoints.find import find_model
 from engine.detokenizer import TextStream
@@ -97,6 +98,8 @@ def _run(wanted: argparse.Namespace) -> int:
         return engine_stages.report(wanted.model, wanted.streams, wanted.tokens, wanted.repeats, wanted.json)
     if wanted.rss:
         return engine_rss.report(wanted.model, wanted.quantize[0], wanted.rss, wanted.rss_streams, wanted.json)
+    if wanted.abuse:
+        return engine_abuse.report(wanted.model, wanted.quantize[0], wanted.scale, wanted.json)
     if wanted.peers:
         return _beside_peers(wanted)
     path = find_model(wanted.model)
@@ -206,9 +209,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--results", default=engine_mbu.RESULTS, type=Path, help="where --decode-mbu writes (default: %(default)s)"
     )
+    parser.add_argument("--abuse", action="store_true", help="what rude, wrong and too many clients cost the others")
     parser.add_argument("--rss", type=float, metavar="MINUTES", help="the slope of the server's memory under streams")
     parser.add_argument("--rss-streams", default=16, type=int, help="streams of --rss (default: %(default)s)")
-    parser.add_argument("--scale", default=1.0, type=float, help="size of the work of --ab (default: %(default)s)")
+    parser.add_argument(
+        "--scale", default=1.0, type=float, help="size of the work of --ab and --abuse (default: %(default)s)"
+    )
     parser.add_argument(
         "--quantize",
         default="none",

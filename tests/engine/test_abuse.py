@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from bench.engine_abuse import HOSTILE
 from engine import connection
 from engine.api import Ask, BadRequest, parse_chat, parse_completion, parse_json
 from engine.core import StepRunner
@@ -373,6 +374,14 @@ def test_what_would_cost_much_is_refused_before_anything_is_tokenised(
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == field
         assert not there.is_set()
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_each_hostile_body_of_the_bench_is_refused_and_none_is_tokenised(server: ThreadServer, number: int) -> None:
+    with patch.object(server.service.tokenizer, "encode", side_effect=AssertionError("tokenised")) as encode:
+        answer = server.http.post("/v1/completions", content=HOSTILE[number])
+    assert answer.status_code == 400, answer.text
+    assert len(answer.text) < 1000 and not encode.called
 
 
 JSON = st.recursive(
