@@ -159,7 +159,7 @@ def test_a_collector_that_hangs_costs_only_its_own_samples_and_holds_one_thread(
 
     before = threading.active_count()
     stuck = Source("engine", hang)
-    run = Run([stuck, Source("host")], 5, interval_s=0.05).go()
+    run = Run([stuck, Source("host")], 5).go()
     assert threading.active_count() <= before + 2
     released.set()
     assert len(stuck.ticks) == 1

@@ -76,7 +76,7 @@ def test_the_numbers_move_over_refreshes_and_the_console_stays_silent(page: Any,
     before = browser.value(last)
     path = f"{PLOT}.querySelector('.scatterlayer .trace path.js-line').getAttribute('d')"
     drawn = browser.value(path)
-    browser.looks_on(20)
+    browser.looks_on(8)
     assert browser.value(last) > before
     assert browser.value(path) != drawn
     assert browser.complaints() == []
