@@ -127,9 +127,13 @@ class Flex:
         # which part of its sequence a block of the cache holds; the last column takes what tables are filled up with
         part = torch.full((len(starts), blocks + 1), -1, dtype=torch.int32, device=starts.device)
         part.scatter_(1, group.tables.clamp(max=blocks).long(), number)
+        counts, indices = (highs - lows)[:, None], indices[:, None].contiguous()
         return BlockMask.from_kv_blocks(
-            (highs - lows)[:, None],
-            indices[:, None].contiguous(),
+            counts,
+            indices,
+            # blocks that are seen whole: none is told apart, but the kernel for single tokens on CPU compiles only with some
+            torch.zeros_like(counts),
+            torch.zeros_like(indices),
             BLOCK_SIZE=(QUERIES, size),
             mask_mod=within(part, starts, size, window),
             seq_lengths=(group.count, blocks * size),
