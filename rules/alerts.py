@@ -31,6 +31,7 @@ class AlertSettings:
 
     pending_s: float = 45.0
     pending_cold_start_s: float = 180.0  # a start takes minutes by nature
+    wider_s: float = 5.0  # a circuit waits a turn more: the rack that holds it may be due in the next
     lapse_s: float = 15.0  # a pending condition may lapse this long
     clear_s: float = 120.0
     clear_max_s: float = 1800.0  # hold-down doubles with each flip up to this
@@ -250,6 +251,8 @@ class AlertMachine:
             return []
         cold = alert.cause == Cause.COLD_START
         wait_s = self.settings.pending_cold_start_s if cold else self.settings.pending_s
+        if alert.scope == "circuit":
+            wait_s += self.settings.wider_s
         if alert.false_s == 0 and condition is not None and alert.true_s >= wait_s:
             alert.state, alert.fired_ns, alert.resolved_ns = FIRING, at_ns, None
             alert.severity = severity_of(condition)

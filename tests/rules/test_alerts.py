@@ -182,6 +182,23 @@ def test_a_rack_takes_over_what_its_nodes_have_pending() -> None:
     assert run.feed(*(diagnosis(node) for node in nodes), times=60) == [RESOLVED]
 
 
+def on_circuit(node: str) -> Diagnosis:
+    told = diagnosis(node, Cause.POWER, scope="circuit")
+    return replace(told, verdicts=tuple(replace(verdict, subject={"circuit": "c1"}) for verdict in told.verdicts))
+
+
+@pytest.mark.parametrize("wider", [True, False])
+def test_a_circuit_that_is_due_waits_a_turn_for_its_rack(wider: bool) -> None:
+    run = Run()
+    nodes = [f"n{i}" for i in range(4)]
+    narrow = [*(on_circuit(node) for node in nodes[:2]), *(diagnosis(node) for node in nodes[2:])]
+    rack = [diagnosis(node, Cause.POWER, scope="rack") for node in nodes]
+    assert run.feed(*narrow, times=10) == []
+    assert run.feed(*(rack if wider else narrow)) == [FIRING]
+    assert run.told[0].alert.place == ({"rack": "r1"} if wider else {"circuit": "c1"})
+    assert run.feed(*(rack if wider else narrow), times=50) == []
+
+
 def test_fingerprints_tell_causes_and_places_apart_and_nothing_else() -> None:
     place = {"node": "n1", "rack": "r1"}
     one = fingerprint_of(Cause.POWER, "node", place)
