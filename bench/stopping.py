@@ -43,9 +43,11 @@ def while_imports_run() -> None:
         os.write(2, NOTHING.encode() + b"\n")
         os._exit(CODE)
 
-    signal.signal(signal.SIGINT, end)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 def as_usual() -> None:
-    """Ctrl-C raises KeyboardInterrupt again."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C raises KeyboardInterrupt again, and so does SIGTERM: servers that a bench has started must not outlive it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)

@@ -17,6 +17,7 @@ from bench import engine_ab, engine_peers, engine_rss, stopping
 from bench.engine_ab import Line
 from bench.engine_peers import Contender, Run, Wanted
 from tests.engine.running import ROOT, WAIT_S
+from tests.processes import has_ended
 
 DONE = Line("done", "what was done", "s", 1.0, 2.0, 0.5, "none", True)
 
@@ -75,6 +76,29 @@ def test_a_slope_of_memory_needs_some_samples(
     monkeypatch.setattr(engine_rss, "measure", lambda *_: (None, 2.0))
     assert engine_rss.report("tiny", "none", 10.0, 4, as_json=False) == 130
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bench_that_is_told_to_end_ends_what_it_has_started(number: signal.Signals) -> None:
+    code = (
+        "import subprocess, time; from bench import stopping; stopping.as_usual()\n"
+        "with stopping.until_stopped(lambda: True):\n"
+        "    served = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "    try:\n"
+        "        print(served.pid, flush=True); time.sleep(600)\n"
+        "    finally:\n"
+        "        served.kill(); served.wait()\n"
+        "raise SystemExit(stopping.CODE)"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    served = int(started.stdout.readline())
+    started.send_signal(number)
+    _, errors = started.communicate(timeout=WAIT_S)
+    assert (started.returncode, errors) == (130, "stopped: what follows was measured until then\n")
+    assert has_ended(served)
 
 
 def test_ctrl_c_while_libraries_are_imported_ends_in_one_line() -> None:
