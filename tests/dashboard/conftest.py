@@ -65,7 +65,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
     def start(samples: list[Sample], **options: Any) -> Served:
         store = open_store(f"sqlite://{tmp_path_factory.mktemp('store') / 'store.db'}")
         write(store, samples)
-        settings = DashboardSettings(port=0, **options)
+        # a busy machine may show a page a minute after its samples were written
+        settings = DashboardSettings(port=0, **{"stale_s": 600.0, **options})
         server, sockets = listen(create_app(store, settings), settings)
         running.append((threading.Thread(target=serve_until, args=(server, sockets, stopping)), store))
         running[-1][0].start()
