@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from engine.attention.choice import BACKENDS, Trial, choose_attention
 from engine.attention.flash import Flash
 from engine.attention.flashinfer import FlashInfer
-from engine.attention.flex import Flex
+from engine.attention.flex import Flex, compiled_kernel
 from engine.attention.gather import GatherAttention
 from engine.attention.interface import Attention, Place
 from engine.batch import build
@@ -122,6 +122,15 @@ def test_it_says_what_torch_says(name: str, config: ModelConfig) -> None:
             bound = 1e-5 if place.dtype is torch.float32 else 1e-2
             assert float(torch.dist(own.float(), expected.float()) / expected.float().norm()) < bound
             assert not own[batch.tokens :].any()
+
+
+@pytest.mark.long
+def test_flex_that_torch_has_compiled_says_what_torch_says(tmp_path: Path) -> None:
+    """On CPU, for Gemma 2: some ten kernels, of half a minute or more each on a busy machine."""
+    folder = write_checkpoint(tmp_path, seed=5, model_type="gemma2", sliding_window=20, head_dim=16)
+    place = place_of("flex", open_checkpoint(folder).config)
+    with torch.inference_mode():
+        Trial(place).hold(Flex(place, compiled_kernel()), GatherAttention(place.config))
 
 
 def test_a_models_layers_with_and_without_a_window_and_its_cap_come_out_right_through_flex(tmp_path: Path) -> None:
