@@ -8,9 +8,11 @@ import time
 from collections.abc import Mapping
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.answers import Answer, encode, error_body
 from engine.api import Ask, BadRequest, parse_chat, parse_completion, parse_json
@@ -21,10 +23,26 @@ from engine.service import EngineService, NotServing
 from engine.steplog import LoggedStep
 
 LONG_BODY_BYTES = 64 * 1024
+MOST_HEADERS = 64
+"""More header lines of one request are refused: nobody's client sends so many, and each is looked through."""
 
 
 def json_response(code: int, body: Mapping[str, object], headers: dict[str, str] | None = None) -> Response:
     return Response(encode(body), code, headers, "application/json")
+
+
+class FewHeaders:
+    """Refuses requests of more than MOST_HEADERS header lines with 431, before anything of them is read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or len(scope["headers"]) <= MOST_HEADERS:
+            await self._app(scope, receive, send)
+            return
+        message = f"the request has {len(scope['headers'])} header lines; at most {MOST_HEADERS} are taken"
+        await json_response(431, error_body(431, message), {"Connection": "close"})(scope, receive, send)
 
 
 class Endpoints:
@@ -46,6 +64,7 @@ class Endpoints:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 *MigrationRoutes(self.service).routes(),
             ],
+            middleware=[Middleware(FewHeaders)],
             exception_handlers={404: _not_found, 405: _wrong_method, Exception: _defect},
         )
 

@@ -349,6 +349,14 @@ def test_a_head_without_measure_is_refused(server: ThreadServer, head: bytes) ->
     assert server.http.get("/health").status_code == 200
 
 
+def test_more_than_64_header_lines_are_refused_and_the_64th_is_taken(server: ThreadServer) -> None:
+    ours = {f"x-{number}": "1" for number in range(64 - len(server.http.headers) - 1)}  # and the host
+    assert server.http.get("/health", headers=ours).status_code == 200
+    answer = server.http.get("/health", headers={**ours, "x-more": "1"})
+    assert answer.status_code == 431
+    assert "65 header lines" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
