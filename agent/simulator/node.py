@@ -79,6 +79,10 @@ class Node:
             }
             for engine in self.engines
         ]
+        self._rank_tags = [
+            [{**tags, "rank": str(i)} for i in range(len(engine.gpus))]
+            for engine, tags in zip(self.engines, self._engine_tags, strict=True)
+        ]
         self._psu_tags = [{**self.tags, "psu": str(i)} for i in range(supply.COUNT)]
 
     def advance(self, elapsed_s: float, seconds: float, intake_c: float) -> None:
@@ -120,12 +124,10 @@ class Node:
             found.append(Sample("gpu", tags, gpu.fields(requested_w, processes, board), time_ns))
         for engine, tags, state in zip(self.engines, self._engine_tags, wrong.engines, strict=True):
             found.append(Sample("engine", tags, engine.fields(now_s, state), time_ns))
-        for engine, tags, state in zip(self.engines, self._engine_tags, wrong.engines, strict=True):
-            if (
-                len(engine.ranks) > 1 and engine.up and not state.silent
-            ):  # of a model that is whole nobody tells of ranks
-                ranks = enumerate(engine.ranks)
-                found += [Sample("rank", {**tags, "rank": str(i)}, rank.fields(), time_ns) for i, rank in ranks]
+        for engine, ranks, state in zip(self.engines, self._rank_tags, wrong.engines, strict=True):
+            if len(ranks) > 1 and engine.up and not state.silent:  # of a whole model nobody tells of ranks
+                told = zip(engine.ranks, ranks, strict=True)
+                found += [Sample("rank", tags, rank.fields(), time_ns) for rank, tags in told]
         found.append(Sample("host", self.tags, self._host(), time_ns))
         return found
 

@@ -132,3 +132,15 @@ def test_boards_of_one_model_differ_and_the_group_steps_at_its_slowest() -> None
     assert quick.clock_mhz > 1.9 * slow.clock_mhz
     assert quick.power_w > slow.power_w
     assert quick.busy == slow.busy == 1.0
+
+
+def test_a_device_keeps_its_tags_from_second_to_second() -> None:
+    fleet = Fleet(SMALL)
+
+    def tags() -> dict[tuple[str, ...], int]:
+        samples = [sample for sample in fleet.step(1.0) if sample.measurement in ("gpu", "engine", "rank", "host")]
+        return {(sample.measurement, *sorted(sample.tags.values())): id(sample.tags) for sample in samples}
+
+    first = tags()
+    assert {key[0] for key in first} == {"gpu", "engine", "rank", "host"}
+    assert tags() == first
