@@ -80,6 +80,8 @@ def error_body(code: int, message: str, field: str | None = None) -> Json:
         404: "not_found_error",
         413: "invalid_request_error",
         400: "invalid_request_error",
+        403: "permission_error",
+        405: "invalid_request_error",
         431: "invalid_request_error",
         429: "rate_limit_error",
     }

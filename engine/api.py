@@ -85,6 +85,8 @@ def parse_json(raw: bytes) -> Body:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
+        if "int_max_str_digits" in str(error):
+            raise BadRequest(None, "the body holds a number of more than 4,300 digits") from None
         raise BadRequest(None, f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest(None, "the body must be a JSON object")
@@ -152,8 +154,13 @@ def _whole(body: Body, name: str, low: int, high: int, default: int | None) -> i
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadRequest(name, f"{name} must be a whole number")
     if not low <= value <= high:
-        raise BadRequest(name, f"{name} is {value}: it must lie between {low} and {high}")
+        raise BadRequest(name, f"{name} is {_shown(value)}: it must lie between {low} and {high}")
     return value
+
+
+def _shown(value: int) -> str:
+    digits = str(value)
+    return digits if len(digits) <= 24 else f"a number of {len(digits)} digits"
 
 
 def _number(body: Body, name: str, low: float, high: float, default: float) -> float:
@@ -179,6 +186,7 @@ def _stop(body: Body, settings: EngineSettings) -> tuple[str, ...]:
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
+    _refuse_half_pairs("stop", "stop", stops)
     if not isinstance(stops, list) or not all(_is_text(stop) and stop for stop in stops):
         raise BadRequest("stop", "stop must be a string or a list of strings, none of them empty")
     if len(stops) > settings.max_stops:
@@ -190,6 +198,7 @@ def _stop(body: Body, settings: EngineSettings) -> tuple[str, ...]:
 
 def _prompts(body: Body, settings: EngineSettings) -> tuple[str | tuple[int, ...], ...]:
     value = body.get("prompt")
+    _refuse_half_pairs("prompt", "prompt", value if isinstance(value, list) else [value])
     if _is_text(value):
         return (value,)
     if not isinstance(value, list) or not value:
@@ -209,6 +218,11 @@ def _prompts(body: Body, settings: EngineSettings) -> tuple[str | tuple[int, ...
     if len(prompts) > settings.max_choices:
         raise BadRequest("prompt", f"prompt has {len(prompts)} entries: at most {settings.max_choices} are allowed")
     return tuple(prompts)
+
+
+def _refuse_half_pairs(field: str, where: str, items: object) -> None:
+    if isinstance(items, list) and any(isinstance(item, str) and not _is_text(item) for item in items):
+        raise BadRequest(field, f"{where} holds half of a surrogate pair (\\ud800 to \\udfff alone), which is no text")
 
 
 def _is_text(item: object) -> TypeGuard[str]:
@@ -237,6 +251,8 @@ def _message(item: object, where: str) -> Body:
     if not isinstance(item, dict):
         raise BadRequest("messages", f"{where} must be an object")
     role, content = item.get("role"), item.get("content")
+    parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else [content]
+    _refuse_half_pairs("messages", where, [role, *parts])
     if not _is_text(role) or not role:
         raise BadRequest("messages", f"{where}.role must be a string")
     if isinstance(content, list):

@@ -117,12 +117,15 @@ def load_share(
     config = checkpoint.config
     dtype = choose_dtype(settings.dtype, config, device)
     context = min(config.context, settings.max_context or config.context)
+    if settings.max_context is not None and settings.max_context > context:
+        log(f"max_context is {settings.max_context}: this model's context ends at {context}")
     cores = max(1, usable_cores() // settings.tensor_parallel)
     threads = min(settings.threads, cores) if settings.threads else cores
     torch.set_num_threads(threads)
     int8 = settings.kv_dtype == "int8"
     with torch.inference_mode():
         place = Place(config, dtype, device, settings.block_size, int8)
+        progress("attention", 0.0, settings.attention)
         # before the weights come: a mistake is told at once, and there is room to try
         attention = choose_attention(settings.attention, place, log, device.type == "cuda")
         loader = SchemeLoader(checkpoint, path, dtype, device, context, settings.quantize_group, progress, log)

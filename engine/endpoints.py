@@ -31,18 +31,27 @@ def json_response(code: int, body: Mapping[str, object], headers: dict[str, str]
     return Response(encode(body), code, headers, "application/json")
 
 
-class FewHeaders:
-    """Refuses requests of more than MOST_HEADERS header lines with 431, before anything of them is read."""
+class PlainHeads:
+    """Refuses requests of more than MOST_HEADERS header lines with 431, and those that tell two lengths of their body, which others
+    on the way may read in another way, with 400, before anything of them is read.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or len(scope["headers"]) <= MOST_HEADERS:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        message = f"the request has {len(scope['headers'])} header lines; at most {MOST_HEADERS} are taken"
-        await json_response(431, error_body(431, message), {"Connection": "close"})(scope, receive, send)
+        names = [name for name, _ in scope["headers"]]
+        if len(names) > MOST_HEADERS:
+            code, message = 431, f"the request has {len(names)} header lines; at most {MOST_HEADERS} are taken"
+        elif b"transfer-encoding" in names and b"content-length" in names:
+            code, message = 400, "the request has both Content-Length and Transfer-Encoding"
+        else:
+            await self._app(scope, receive, send)
+            return
+        await json_response(code, error_body(code, message), {"Connection": "close"})(scope, receive, send)
 
 
 class Endpoints:
@@ -64,7 +73,7 @@ class Endpoints:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 *MigrationRoutes(self.service).routes(),
             ],
-            middleware=[Middleware(FewHeaders)],
+            middleware=[Middleware(PlainHeads)],
             exception_handlers={404: _not_found, 405: _wrong_method, Exception: _defect},
         )
 
@@ -77,8 +86,8 @@ class Endpoints:
 
     async def steps(self, request: Request) -> Response:
         """The last steps, oldest first; to this machine only: they say how much others ask for."""
-        if not _from_here(request):
-            return json_response(403, error_body(403, "/debug/steps answers on this machine only"))
+        if not _from_here(request) or "origin" in request.headers:
+            return json_response(403, error_body(403, "/debug/steps answers on this machine only, and no web pages"))
         if not self.service.ready:
             return json_response(503, error_body(503, "the engine is not ready"), {"Retry-After": "1"})
         steps = self.service.engine.steps

@@ -10,7 +10,18 @@ from rich.text import Text
 
 from telemetry.messages import say
 
-STAGES = ("starting", "libraries", "kernels", "weights", "quantising", "quality", "cache", "probe", "warm-up")
+STAGES = (
+    "starting",
+    "libraries",
+    "attention",
+    "kernels",
+    "weights",
+    "quantising",
+    "quality",
+    "cache",
+    "probe",
+    "warm-up",
+)
 
 
 class Progress(Protocol):

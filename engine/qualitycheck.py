@@ -76,9 +76,12 @@ def _check(settings: EngineSettings, language: str) -> int:
         if not number:
             print(say("engine.quantize.full", language, model=name_of(settings.model), **figures))
         verdict = say(f"engine.quantize.{'passes' if checked.quality.passes else 'fails'}", language)
-        steps = ", ".join(
-            f"{_step_speedup(loader.full.decoder, checked.loaded.decoder, streams):.1f}x @ {streams}"
-            for streams in STREAMS
+        steps = (
+            ", ".join(
+                f"{_step_speedup(loader.full.decoder, checked.loaded.decoder, streams):.1f}x at {streams}"
+                for streams in STREAMS
+            )
+            + " streams"
         )
         line = say(
             "engine.quantize.checked",

@@ -9,6 +9,9 @@ from enum import Enum
 
 from engine.detokenizer import TextStream
 
+COLD = 1e-5
+"""Temperatures below it are greedy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -24,7 +27,8 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Also at temperatures so low that nothing but the likeliest token could be drawn, and logits would leave float32."""
+        return self.temperature < COLD
 
 
 class State(Enum):

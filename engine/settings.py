@@ -120,6 +120,11 @@ _BOUNDS = {
     "token_budget": (1, 1 << 20),
     "kv_blocks": (1, 1 << 30),
     "ageing_s": (0.0, 86_400.0),
+    "body_timeout_s": (0.0, 86_400.0),
+    "stall_timeout_s": (0.0, 86_400.0),
+    "drain_s": (0.0, 86_400.0),
+    "stalled_after_s": (0.0, 86_400.0),
+    "migrate_timeout_s": (0.0, 86_400.0),
     "step_log_mib": (1, 1 << 20),
     "speculate_tokens": (1, 64),
     "speculate_ngram_min": (1, 64),
@@ -142,6 +147,8 @@ def check(settings: EngineSettings) -> None:
         raise SettingsError(f"kv_memory_gib is {settings.kv_memory_gib}: it must be above 0")
     if settings.step_log is not None and not Path(settings.step_log).expanduser().parent.is_dir():
         raise SettingsError(f"step_log is {settings.step_log}: there is no such folder")
+    if settings.step_log is not None and Path(settings.step_log).expanduser().is_dir():
+        raise SettingsError(f"step_log is {settings.step_log}: that is a folder; name a file in it")
     if not settings.swap_memory_gib > 0:
         raise SettingsError(f"swap_memory_gib is {settings.swap_memory_gib}: it must be above 0")
     for name, choices in _CHOICES.items():

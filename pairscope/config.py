@@ -239,10 +239,9 @@ def _read_file(path: Path, language: str) -> dict[str, Any]:
         loaded = json.loads(text) if path.suffix == ".json" else _toml(text, language)
     except OSError as error:
         raise ConfigError(say("pairscope.config.unreadable", language, path=path, reason=error.strerror)) from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # TOMLDecodeError, JSONDecodeError and UnicodeDecodeError are ValueErrors
+    except UnicodeDecodeError:
+        raise ConfigError(say("pairscope.config.not_text", language, path=path)) from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and JSONDecodeError are ValueErrors
         raise ConfigError(say("pairscope.config.syntax", language, path=path, reason=error)) from None
     if not isinstance(loaded, dict):
         raise ConfigError(say("pairscope.config.not_a_table", language, where=path, key="."))

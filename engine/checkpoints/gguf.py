@@ -65,7 +65,9 @@ class GGUFFile:
         try:
             reader = gguf.GGUFReader(path)
         except (ValueError, OSError, IndexError) as error:
-            raise UnsupportedModel(f"{path}: not a readable GGUF file ({error})") from None
+            raise UnsupportedModel(
+                f"{path}: not a whole GGUF file ({error}); get it again, or name another one"
+            ) from None
         self.path = path
         self.metadata: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}

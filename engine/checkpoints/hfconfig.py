@@ -24,20 +24,20 @@ def from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     key, known = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
     if raw.get(key, known) != known:
         raise UnsupportedModel(f"{key} {raw[key]!r} is not supported; supported: {known}")
-    heads = int(raw["num_attention_heads"])
+    heads = _size(raw, "num_attention_heads")
     rope, local_theta = _rope(raw, family)
-    scaling = _scaling(rope, int(raw["max_position_embeddings"]))
+    scaling = _scaling(rope, _size(raw, "max_position_embeddings"))
     window = _window(raw, family)
     return checked(
         ModelConfig(
             family=family,
-            num_layers=int(raw["num_hidden_layers"]),
-            hidden=int(raw["hidden_size"]),
+            num_layers=_size(raw, "num_hidden_layers"),
+            hidden=_size(raw, "hidden_size"),
             num_heads=heads,
             num_kv_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or HEAD_DIMS.get(family) or int(raw["hidden_size"]) // heads),
-            intermediate=int(raw["intermediate_size"]),
-            vocab=int(raw["vocab_size"]),
+            intermediate=_size(raw, "intermediate_size"),
+            vocab=_size(raw, "vocab_size"),
             context=_context(raw, scaling),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope["rope_theta"]),
@@ -56,6 +56,14 @@ def from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
             logit_cap=raw.get("final_logit_softcapping", 30.0 if family == "gemma2" else None) if gemma else None,
         )
     )
+
+
+def _size(raw: Mapping[str, Any], key: str) -> int:
+    """A count of something that there must be. KeyError without it, UnsupportedModel when it is none."""
+    value = raw[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"{key} is {str(value)[:40]!r}, expected a whole number above 0")
+    return value
 
 
 def _window(raw: Mapping[str, Any], family: str) -> int | None:

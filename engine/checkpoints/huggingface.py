@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from engine.chat import ChatTemplate
 from engine.checkpoints.hfconfig import from_huggingface
@@ -31,6 +31,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _opened(path: Path) -> Any:
+    """A file of tensors, memory-mapped. UnsupportedModel when it isn't one, or not whole."""
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        reason = f"not a whole .safetensors file ({error}); get it again"
+        raise UnsupportedModel(f"{path}: {reason}") from None
+
+
 class HuggingFaceFolder:
     """One file `model.safetensors`, or shards listed in `model.safetensors.index.json`; full weights, or those of GPTQ and AWQ."""
 
@@ -43,6 +52,10 @@ class HuggingFaceFolder:
             self.config: ModelConfig = from_huggingface(raw)
         except KeyError as missing:
             raise UnsupportedModel(f"{folder / 'config.json'}: {missing} is missing") from None
+        except UnsupportedModel:
+            raise
+        except (AttributeError, ArithmeticError, TypeError, ValueError) as error:
+            raise UnsupportedModel(f"{folder / 'config.json'}: a value is not what it should be ({error})") from None
         stated = raw.get("quantization_config")
         self.packing = Packing.of(stated) if isinstance(stated, dict) else None
         self._files = self._find_tensors()
@@ -58,7 +71,7 @@ class HuggingFaceFolder:
         else:
             files = {}
             for path in sorted(self.folder.glob("*.safetensors")):
-                with safe_open(path, framework="pt") as opened:
+                with _opened(path) as opened:
                     files |= dict.fromkeys(opened.keys(), path)
         missing = sorted({path.name for path in files.values() if not path.is_file()})
         if missing:
@@ -90,7 +103,7 @@ class HuggingFaceFolder:
     def _stored(self, name: str) -> torch.Tensor:
         path = self._files[name]
         if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt")
+            self._open[path] = _opened(path)
         tensor: torch.Tensor = self._open[path].get_tensor(name)
         return tensor
 
@@ -98,7 +111,10 @@ class HuggingFaceFolder:
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise UnsupportedModel(f"{self.folder}: no tokenizer.json in this folder")
-        inner = tokenizers.Tokenizer.from_file(str(path))
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise UnsupportedModel(f"{path}: not a tokenizer ({error})") from None
         settings = read_json(self.folder / "tokenizer_config.json")
         special = {
             name: token["content"] if isinstance(token, dict) else token

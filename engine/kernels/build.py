@@ -43,7 +43,10 @@ def load(log: Log) -> ctypes.CDLL:
         try:
             folder = own_folder(cache_folder())
         except OSError as error:
-            log(f"kernels are built for this run only: {_one_line(error)}")
+            log(
+                f"kernels are built for this run only, as their cache can't be used ({_one_line(error)}); "
+                "name a folder of this user alone in XDG_CACHE_HOME"
+            )
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pairscope-kernels-")))
         library = folder / name
         if library.is_file():
@@ -63,7 +66,7 @@ def find_compiler() -> str:
         found = shutil.which(name) if name else None
         if found:
             return found
-    raise NoKernels("no C++ compiler (g++ or clang++) on this machine")
+    raise NoKernels("no C++ compiler on this machine; install g++ or clang++ to be several times as fast")
 
 
 def cache_folder() -> Path:

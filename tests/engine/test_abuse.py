@@ -357,6 +357,15 @@ def test_more_than_64_header_lines_are_refused_and_the_64th_is_taken(server: Thr
     assert "65 header lines" in answer.json()["error"]["message"]
 
 
+def test_two_lengths_of_a_body_are_refused(server: ThreadServer) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+    with connect(server) as client:
+        client.sendall(head)
+        assert client.recv(4096).startswith(b"HTTP/1.1 400")
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

@@ -189,6 +189,11 @@ def test_weights_in_shards_load_like_weights_in_one_file(tmp_path: Path) -> None
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
+        ({"num_attention_heads": 0}, "num_attention_heads is '0', expected a whole number above 0"),
+        ({"hidden_size": "x"}, "hidden_size is 'x', expected a whole number above 0"),
+        ({"vocab_size": 2.5}, "vocab_size is '2.5'"),
+        ({"rms_norm_eps": "x"}, "config.json: a value is not what it should be"),
+        ({"rope_scaling": "x"}, "config.json: a value is not what it should be"),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused_with_its_reason(
@@ -199,6 +204,24 @@ def test_a_model_that_cannot_be_run_is_refused_with_its_reason(
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UnsupportedModel, match=message):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 100, -100], ids=["nothing", "the beginning", "all but the end"])
+def test_a_file_of_weights_that_is_not_whole_is_refused_in_one_line(kept: int, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(
+        UnsupportedModel, match=r"model\.safetensors: not a whole \.safetensors file .*get it again"
+    ) as refusal:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json: not a tokenizer"):
+        open_checkpoint(folder).tokenizer()
 
 
 def test_a_missing_and_a_misshapen_tensor_are_named(tmp_path: Path) -> None:

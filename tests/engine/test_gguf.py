@@ -279,7 +279,7 @@ def test_an_unknown_way_of_cutting_text_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_gguf_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUFnot really" + bytes(100))
-    with pytest.raises(UnsupportedModel, match=r"broken\.gguf: not a readable GGUF file") as refusal:
+    with pytest.raises(UnsupportedModel, match=r"broken\.gguf: not a whole GGUF file") as refusal:
         open_checkpoint(path)
     assert "\n" not in str(refusal.value)
 

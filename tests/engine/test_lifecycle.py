@@ -120,7 +120,14 @@ def test_warming_up_runs_real_prefills_and_decodes_at_several_sizes(settings: En
         )
     assert {rows for rows, tokens in seen if tokens == rows} >= {1, 2, 4}
     assert any(tokens > rows for rows, tokens in seen)
-    assert list(dict.fromkeys(stage for stage, *_ in stages)) == ["weights", "kernels", "cache", "probe", "warm-up"]
+    assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
+        "weights",
+        "attention",
+        "kernels",
+        "cache",
+        "probe",
+        "warm-up",
+    ]
     name = Path(settings.model).name
     assert stages[0] == ("weights", 0.0, name)
     layers = [told for told in stages if told[0] == "weights"][1:]
@@ -275,8 +282,7 @@ def test_the_process_tells_its_supervisor_when_it_is_ready_and_ends_on_sigterm_w
 def test_told_to_stop_while_it_loads_it_ends_with_0(folder: Path, free_port: Callable[[], int], stage: str) -> None:
     port = free_port()
     started = start_process({"model": str(folder), "port": port, "threads": 1})
-    order = ["starting", "libraries", "kernels", "weights", "cache", "probe", "warm-up"]
-    until(lambda: (now := seen_stage(port)) and order.index(now) >= order.index(stage), f"stage {stage} or later")
+    until(lambda: (now := seen_stage(port)) and STAGES.index(now) >= STAGES.index(stage), f"stage {stage} or later")
     started.send_signal(signal.SIGTERM)
     _, errors = started.communicate(timeout=WAIT_S)
     assert started.returncode == 0, errors
@@ -321,7 +327,7 @@ def test_a_port_that_is_taken_is_named_in_one_line(folder: Path) -> None:
         code, lines = finished({"model": str(folder), "port": port})
     assert code == 2
     assert lines == [
-        f"engine: cannot listen on 127.0.0.1:{port} (Address already in use); choose another port or stop what uses it"
+        f"engine: cannot listen on 127.0.0.1:{port} (Address already in use); choose another address or port, or stop what uses it"
     ]
 
 

@@ -35,6 +35,12 @@ def limit(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-8, 0.9e-5, 1.1e-5])
+def test_a_temperature_close_to_0_draws_the_likeliest_token(temperature: float) -> None:
+    assert draws(500, temperature=temperature) == {0: 500}
+    assert draws(500, temperature=temperature, top_p=0.9) == {0: 500}
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_plain_draws_follow_the_softmax_at_the_temperature(temperature: float) -> None:
     expected = torch.softmax(LOGITS / temperature, -1)

@@ -167,6 +167,8 @@ def test_the_server_tells_its_steps_and_writes_all_of_them_before_it_ends(tmp_pa
             assert 0 < inside <= step["seconds"] + 1e-5
         last = server.http.get("/debug/steps", params={"last": 3}).json()["steps"]
         assert last == steps[-3:]
+        foreign = server.http.get("/debug/steps", headers={"Origin": "http://elsewhere.example"})
+        assert foreign.status_code == 403
         for wrong in ("-1", "x", "1.5", "", "9" * 30):
             refused = server.http.get("/debug/steps", params={"last": wrong})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "last")
@@ -192,4 +194,6 @@ def test_a_folder_that_is_not_there_is_named_at_the_start(tmp_path: Path) -> Non
     check(replace(EngineSettings(), step_log=str(tmp_path / "steps")))
     with pytest.raises(SettingsError, match=r"step_log is .*nowhere/steps: there is no such folder"):
         check(replace(EngineSettings(), step_log=str(tmp_path / "nowhere" / "steps")))
+    with pytest.raises(SettingsError, match=r"step_log is .*: that is a folder; name a file in it"):
+        check(replace(EngineSettings(), step_log=str(tmp_path)))
     assert replace(EngineSettings(), step_log="x").fingerprint() == EngineSettings().fingerprint()

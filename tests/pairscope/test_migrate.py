@@ -92,7 +92,7 @@ def test_all_that_runs_is_moved_with_bytes_time_and_bandwidth_against_the_links(
 def test_where_nothing_runs_it_says_so() -> None:
     with source() as engine:
         told = pairscope("migrate", engine.url, "http://b:1")
-    assert (told.exit_code, told.stdout) == (1, f"nothing runs at {engine.url}\n")
+    assert (told.exit_code, told.stdout) == (1, f"no request runs at {engine.url}\n")
 
 
 @pytest.mark.parametrize(
