@@ -206,11 +206,12 @@ def nominal_bytes_per_s(device: torch.device) -> float | None:
 def _print(told: Mapping[str, object], ways: list[Decoding], path: Path) -> None:
     if not told["is_cuda"]:
         print("This is no figure of a CUDA device: it only shows that the measurement runs.")
-    nominal = told["nominal_bytes_per_s"]
+    nominal, probe = told["nominal_bytes_per_s"], told["probe_bytes_per_s"]
+    assert isinstance(probe, float)
     card = f"{nominal / 1e9:.0f} GB/s by the card" if isinstance(nominal, float) else "the card tells no bandwidth"
     print(
         f"{told['device']}, torch {told['torch']}, {told['date']}: {told['weights']:,} random weights in {told['dtype']}, "
-        f"attention {told['attention']}; {told['probe_bytes_per_s'] / 1e9:.0f} GB/s by the probe, {card}\n"  # type: ignore[operator]
+        f"attention {told['attention']}; {probe / 1e9:.0f} GB/s by the probe, {card}\n"
     )
     print(f"{'steps':<10} {'ms a step':>10} {'tokens/s':>10} {'MBU':>8} {'of probe':>9}")
     for way in ways:

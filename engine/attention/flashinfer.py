@@ -137,7 +137,8 @@ def page_lists(
         starts.append(starts[-1] + len(table))
     last = [(context - 1) % block_size + 1 for context in contexts]
     blocks = [block for table in tables for block in table]
-    return tuple(torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, blocks, last))  # type: ignore[return-value]
+    whole = [torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, blocks, last)]
+    return whole[0], whole[1], whole[2]
 
 
 class StagedFlashInfer:

@@ -110,8 +110,8 @@ def test_it_says_what_torch_says(name: str, config: ModelConfig) -> None:
         cache.parts[0].copy_(torch.randn(cache.parts[0].shape, generator=generator))
         plan = StepPlan(rows=rows)
         padded = sum(row.count for row in rows) + 2  # rows that are computed and thrown away
-        batch = build(plan, size, place.dtype, CPU, lambda tokens: padded, config.window)  # noqa: B023
-        bare = build(plan, size, place.dtype, CPU, lambda tokens: padded, config.window, way.gathers)  # noqa: B023
+        batch = build(plan, size, place.dtype, CPU, lambda tokens, to=padded: to, config.window)
+        bare = build(plan, size, place.dtype, CPU, lambda tokens, to=padded: to, config.window, way.gathers)
         assert not bare.full.decode and not bare.local.prefill
         qkv = torch.randn(padded, config.q_width + config.kv_width, generator=generator).to(place.dtype)
         cache.write(batch.slots, qkv[: batch.tokens, config.q_width :])
