@@ -187,7 +187,7 @@ def test_checking_prints_cost_beside_yield(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["int8", "int4"]
     assert code == (0 if all(" passes: " in line for line in lines[1:]) else 2)
-    assert all("perplexity" in line and "KL" in line and "x @ 16" in line for line in lines[1:])
+    assert all("perplexity" in line and "KL" in line and "x at 16 streams" in line for line in lines[1:])
     assert check_quality(EngineSettings(model=str(folder / "nothing"))) == 2
     assert "no such file or folder" in capsys.readouterr().err
 
