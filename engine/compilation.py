@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.kernelchoice import EXACT, HALF, LEAST_ROUNDS, MOST_ROUNDS, ROWS, TRIAL_S
 from engine.linear import Plain
 from engine.model import Decoder, EagerParts, Layer
 from engine.modelconfig import ModelConfig
@@ -17,13 +18,8 @@ from engine.modelconfig import ModelConfig
 Tensor = torch.Tensor
 Log = Callable[[str], None]
 
-ROWS = (1, 8, 64)
-"""Decoding alone, decoding in company, and a piece of a prompt."""
-EXACT, HALF = 1e-4, 2e-2
-"""How far a part may lie from what it was, as a share of its length: within rounding, and with half precision on the way."""
 WORTH = 1.03
 """`auto` compiles where parts become so many times as fast: less is noise, and each new shape costs a compilation."""
-LEAST_ROUNDS, MOST_ROUNDS, TRIAL_S = 5, 200, 0.08
 
 
 def suits(decoder: Decoder) -> bool:

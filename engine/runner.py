@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.accounting import ModelCost
-from engine.batch import build
+from engine.batch import Batch, build
 from engine.core import OutOfMemory, StepResult
 from engine.graphs import DecodeGraphs
 from engine.kvstore import KVStore
@@ -62,16 +62,7 @@ class Runner:
         if self.graphs is not None and (logits := self.graphs.logits(plan.rows)) is not None:
             self.clock.in_one_piece()
             return self._chosen(logits, plan.rows)
-        decoder, size = self.decoder, self.cache.block_size
-        batch = build(
-            plan,
-            size,
-            self._dtype,
-            self._device,
-            decoder.head.padded,
-            decoder.config.window,
-            decoder.attention.gathers,
-        )
+        decoder, batch = self.decoder, self._batch(plan)
         self.clock.mark(Stage.SCHEDULE)
         x = decoder.forward(batch, self.cache)
         rows = batch.sampled_rows
@@ -82,6 +73,11 @@ class Runner:
         chosen = choose(self.decoder.logits(x), rows)
         self.clock.mark(Stage.SAMPLE)
         return chosen
+
+    def _batch(self, plan: StepPlan) -> Batch:
+        decoder = self.decoder
+        padded, window, gathers = decoder.head.padded, decoder.config.window, decoder.attention.gathers
+        return build(plan, self.cache.block_size, self._dtype, self._device, padded, window, gathers)
 
     def _chosen(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[tuple[Row, int], ...]:
         """Of rows of one token: the next token of each that samples."""

@@ -10,7 +10,6 @@ import socket
 import sys
 
 from engine.assembly import choose_device, load_share
-from engine.batch import build
 from engine.checkpoints.find import find_model, open_checkpoint
 from engine.core import StepResult
 from engine.parallel.group import Group, meeting_place
@@ -30,16 +29,7 @@ class FollowingRunner(Runner):
     """Computes a step's tokens with the others and chooses none."""
 
     def _step(self, plan: StepPlan) -> tuple[tuple[Row, int], ...]:
-        decoder, size = self.decoder, self.cache.block_size
-        batch = build(
-            plan,
-            size,
-            self._dtype,
-            self._device,
-            decoder.head.padded,
-            decoder.config.window,
-            decoder.attention.gathers,
-        )
+        decoder, batch = self.decoder, self._batch(plan)
         x = decoder.forward(batch, self.cache)
         if batch.sampled_rows:  # the first rank waits for this part of their logits
             decoder.logits(x if batch.sampled is None else x.index_select(0, batch.sampled))
